@@ -1,0 +1,216 @@
+"""The bus: one connection to NATS and everything a service does with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import nats
+import structlog
+from blake3 import blake3
+
+from tinsmith.bus import rpc as core
+from tinsmith.bus import streams
+from tinsmith.bus.claims import check_in
+from tinsmith.bus.log import CommitLog
+from tinsmith.bus.pull import Worklist, work_consumer
+from tinsmith.bus.results import ResultStore
+from tinsmith.bus.table import Table
+from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, TRANSIENT, Rejected, last, publish
+from tinsmith.errors import BrokerUnavailable, Busy
+from tinsmith.messages.base import Message, encode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from nats.aio.client import Client
+
+    from tinsmith.blobs import BlobStore
+    from tinsmith.bus.subscription import Subscription
+    from tinsmith.config import BusConfig
+    from tinsmith.messages.table import Entity, Event, Queue, Rpc
+
+log = structlog.get_logger(__name__)
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+M = TypeVar("M", bound=Message)
+
+PING_INTERVAL_S = 10
+PENDING_BYTES = 32 << 20  # what may wait in the client while it reconnects
+CALL_TIMEOUT_S = 5.0
+
+
+class Bus:
+    """One service's connection. Made by ``Bus.connect``."""
+
+    def __init__(self, client: Client, blobs: BlobStore, config: BusConfig) -> None:
+        self._client = client
+        self._connection = (client, client.jetstream())
+        self._blobs = blobs
+        self._config = config
+        self.closed = asyncio.Event()
+        """Set when the connection is closed for good: the process should end, not limp."""
+        self.log = CommitLog(self._connection, blobs)
+        self.results = ResultStore(self._connection, blobs)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, config: BusConfig, *, name: str, blobs: BlobStore) -> AsyncIterator[Bus]:
+        """Connect as ``name``; reconnects by itself for as long as it lives.
+
+        Raises:
+            BrokerUnavailable: nothing answers at ``config.url`` within the configured time.
+        """
+        events = _ConnectionEvents(name)
+        client = await _open(config, name, events)
+        bus = cls(client, blobs, config)
+        events.closed = bus.closed
+        try:
+            yield bus
+        finally:
+            await _close(client)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker is reachable right now."""
+        return self._client.is_connected
+
+    async def ensure(self) -> None:
+        """Create or update all streams. Raises StartupError when they do not fit."""
+        try:
+            await streams.ensure(self._connection[1], replicas=self._config.replicas)
+        except TRANSIENT as exc:
+            msg = (
+                f"bus.url: {self._config.url} answers, but JetStream on it does not "
+                f"({exc}); start nats-server with JetStream enabled"
+            )
+            raise BrokerUnavailable(msg) from exc
+
+    async def call(self, rpc: Rpc[Q, R], request: Q, *, timeout_s: float = CALL_TIMEOUT_S) -> R:
+        """See ``tinsmith.bus.rpc.call``."""
+        return await core.call(self._client, rpc, request, timeout_s=timeout_s)
+
+    async def serve(self, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]) -> Subscription:
+        """See ``tinsmith.bus.rpc.serve``."""
+        return await core.serve(self._client, rpc, handler)
+
+    async def emit(self, event: Event[M], message: M) -> None:
+        """See ``tinsmith.bus.rpc.emit``."""
+        await core.emit(self._client, event, message)
+
+    async def listen(self, event: Event[M], handler: Callable[[M], None]) -> Subscription:
+        """See ``tinsmith.bus.rpc.listen``."""
+        return await core.listen(self._client, event, handler)
+
+    async def enqueue(self, queue: Queue[M], message: M, **tokens: str) -> None:
+        """Put work on a queue, once, durably; ``tokens`` fill the holes of its subject.
+
+        A repeat while the first is still queued does nothing, and so does an immediate one.
+
+        Raises:
+            Busy: the queue is full.
+            BrokerUnavailable: the broker is away.
+            StorageFull: the blob store or the broker is full.
+        """
+        encoded = encode(message)
+        payload, headers = await check_in(encoded, self._blobs)
+        subject = queue.subject(**tokens)
+        # The digest keeps a different message under the same name from being taken for a repeat.
+        headers["Nats-Msg-Id"] = f"{subject}:{blake3(encoded).hexdigest(16)}"
+        try:
+            await publish(self._connection, subject, payload, headers=headers)
+        except Rejected as exc:
+            if exc.code == ERR_MAX_PER_SUBJECT and await self.is_queued(queue, **tokens):
+                return
+            msg = f"the queue is full ({exc}); send the same request again in a second"
+            raise Busy(msg) from exc
+
+    async def is_queued(self, queue: Queue[M], **tokens: str) -> bool:
+        """Whether work with these tokens waits or is being worked on."""
+        found = await last(self._connection[1], queue.stream, queue.subject(**tokens))
+        return found is not None
+
+    def work(
+        self, queue: Queue[M], consumer: str, *, window: int, ack_wait_s: float, **tokens: str
+    ) -> Worklist[M]:
+        """The work whose subjects match ``tokens``, shared by all who name ``consumer``.
+
+        At most ``window`` messages are out at a time over all of them; one that is neither
+        finished nor kept alive for ``ack_wait_s`` goes to another.
+        """
+        config = work_consumer(queue, consumer, window=window, ack_wait_s=ack_wait_s, **tokens)
+        return Worklist(self._connection, self._blobs, queue, config)
+
+    def table(self, entity: Entity[M]) -> Table[M]:
+        """The registry table of ``entity``."""
+        return Table(self._connection, entity)
+
+
+class _ConnectionEvents:
+    """What the connection tells us; errors by the thousand become one line a second."""
+
+    def __init__(self, name: str) -> None:
+        self._log = log.bind(connection=name)
+        self._quiet_until = 0.0
+        self._suppressed = 0
+        self.closed: asyncio.Event | None = None
+
+    async def on_error(self, exc: Exception) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._suppressed += 1
+            return
+        self._quiet_until = now + 1.0
+        self._log.warning("bus error", error=repr(exc), suppressed=self._suppressed)
+        self._suppressed = 0
+
+    async def on_disconnect(self) -> None:
+        self._log.warning("bus disconnected")
+
+    async def on_reconnect(self) -> None:
+        self._log.info("bus reconnected")
+
+    async def on_close(self) -> None:
+        if self.closed is not None:
+            self.closed.set()
+
+
+async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Client:
+    try:
+        async with asyncio.timeout(config.connect_timeout_s):
+            return await nats.connect(
+                config.url.split(","),
+                name=name,
+                error_cb=events.on_error,
+                disconnected_cb=events.on_disconnect,
+                reconnected_cb=events.on_reconnect,
+                closed_cb=events.on_close,
+                # The first connection fails fast; later ones are retried for ever by nats-py.
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                pending_size=PENDING_BYTES,
+                user=config.user or None,
+                password=config.password or None,
+                token=config.token or None,
+                user_credentials=config.credentials_file or None,
+            )
+    except TRANSIENT as exc:
+        msg = (
+            f"bus.url: no NATS server answers at {config.url} ({type(exc).__name__}); start one "
+            "with 'tinsmith up', or set TINSMITH_NATS_URL"
+        )
+        raise BrokerUnavailable(msg) from exc
+
+
+async def _close(client: Client) -> None:
+    try:
+        await client.drain()
+    except TRANSIENT:
+        with contextlib.suppress(*TRANSIENT):  # nothing is left to close
+            await client.close()

@@ -1,0 +1,209 @@
+"""The command log: one append-only, hash-chained sequence of entries per model.
+
+Appending is the commit point: an op has happened exactly when its record is in the log. Every
+append names the sequence it expects to follow (compare-and-set over the model's whole subject
+tree), which gives order, fencing and exactly-once effect in one write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from blake3 import blake3
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from tinsmith import ids
+from tinsmith.bus.claims import INLINE_BYTES
+from tinsmith.bus.pull import Pull
+from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
+from tinsmith.errors import Fenced
+from tinsmith.messages.base import BlobRef, decoder, encode
+from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record
+from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+
+    from tinsmith.blobs import BlobStore
+
+log = structlog.get_logger(__name__)
+
+_ENTRIES = decoder(LogEntry)
+_RESULTS = decoder(OpResult)
+_OPS = decoder(Op)
+
+GENESIS = "0" * 64
+COMMIT_PATIENCE_S = 600.0  # a finished step is worth waiting for the broker
+READ_BATCH = 100
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a model's log ends."""
+
+    stream_seq: int  # 0: no entry yet
+    blake3: str  # of the last entry's bytes
+    epoch: int
+
+
+class CommitLog:
+    """Reads any model's log and opens one for writing."""
+
+    def __init__(self, connection: tuple[Client, JetStreamContext], blobs: BlobStore) -> None:
+        self._connection = connection
+        self._client, self._js = connection
+        self._blobs = blobs
+
+    async def get(self, model_id: str, seq: int) -> Record | None:
+        """The record of op ``seq``, or None while it has not happened."""
+        found = await last(self._js, LOG_STREAM, _subject(model_id, f"op-{seq}"))
+        return None if found is None else _ENTRIES.decode(found.data or b"")
+
+    async def result(self, record: Record) -> OpResult:
+        """What the op of ``record`` answered."""
+        result: OpResult = _RESULTS.decode(await self._bytes(record.result, record.result_ref))
+        return result
+
+    async def op(self, record: Record) -> Op:
+        """The op of ``record``."""
+        op: Op = _OPS.decode(await self._bytes(record.op, record.op_ref))
+        return op
+
+    async def head(self, model_id: str) -> Head:
+        """The end of the model's log as the broker has it."""
+        found = await last(self._js, LOG_STREAM, _subject(model_id, "*"))
+        if found is None:
+            return Head(0, GENESIS, 0)
+        data = found.data or b""
+        return Head(found.seq or 0, blake3(data).hexdigest(), _ENTRIES.decode(data).epoch)
+
+    async def entries(self, model_id: str) -> AsyncIterator[LogEntry]:
+        """Every entry of the model in order, from the first to the present last."""
+        end = await self.head(model_id)
+        if end.stream_seq == 0:
+            return
+        config = ConsumerConfig(
+            filter_subject=_subject(model_id, "*"),
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            mem_storage=True,
+            inactive_threshold=30.0,
+        )
+        info = await self._js.add_consumer(LOG_STREAM, config)
+        async for msg in Pull(self._client, LOG_STREAM, info.name, batch=READ_BATCH).messages():
+            yield _ENTRIES.decode(msg.data)
+            if msg.metadata.sequence.stream >= end.stream_seq:
+                return
+
+    async def take(self, model_id: str, trainer_id: str) -> LogWriter:
+        """Become the model's owner: from now on every earlier owner's append fails.
+
+        Raises:
+            Fenced: another trainer took it in the same moment.
+        """
+        writer = LogWriter(self._connection, self._blobs, model_id, await self.head(model_id))
+        await writer.own(trainer_id)
+        return writer
+
+    async def _bytes(self, inline: bytes | None, ref: BlobRef | None) -> bytes:
+        if inline is not None:
+            return inline
+        if ref is None:
+            msg = "a log record has neither bytes nor a reference"
+            raise ValueError(msg)
+        return await self._blobs.get(ref)
+
+
+class LogWriter:
+    """The one writer of a model's log, for as long as nobody else takes it."""
+
+    def __init__(
+        self,
+        connection: tuple[Client, JetStreamContext],
+        blobs: BlobStore,
+        model_id: str,
+        head: Head,
+    ) -> None:
+        self._connection = connection
+        self._blobs = blobs
+        self._model_id = model_id
+        self._head = head
+
+    @property
+    def epoch(self) -> int:
+        """The owner's epoch; rises with every take-over."""
+        return self._head.epoch
+
+    async def own(self, trainer_id: str) -> None:
+        """Append the entry that fences every earlier owner."""
+        epoch = self._head.epoch + 1
+        entry = Owned(
+            model_id=self._model_id,
+            epoch=epoch,
+            trainer_id=trainer_id,
+            prev_blake3=self._head.blake3,
+        )
+        await self._append(f"own-{epoch}", entry)
+
+    async def commit(self, seq: int, op: bytes, op_ref: BlobRef | None, result: OpResult) -> Record:
+        """Make op ``seq`` happen; ``op`` is its encoding, ``op_ref`` where that lies if large.
+
+        Raises:
+            Fenced: another owner has written; the caller's state of the model is void.
+            BrokerUnavailable: the broker stayed away; whether it happened is unknown.
+        """
+        encoded = encode(result)
+        large = len(encoded) > INLINE_BYTES
+        record = Record(
+            model_id=self._model_id,
+            seq=seq,
+            epoch=self.epoch,
+            op=None if op_ref else op,
+            op_ref=op_ref,
+            op_blake3=blake3(op).hexdigest(),
+            result=None if large else encoded,
+            result_ref=await self._blobs.put(encoded) if large else None,
+            result_blake3=blake3(encoded).hexdigest(),
+            prev_blake3=self._head.blake3,
+        )
+        await self._append(f"op-{seq}", record)
+        return record
+
+    async def _append(self, entry: str, value: LogEntry) -> None:
+        data = encode(value)
+        digest = blake3(data).hexdigest()
+        headers = {
+            "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
+            "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id, "*"),
+        }
+        try:
+            stream_seq = await publish(
+                self._connection,
+                _subject(self._model_id, entry),
+                data,
+                headers=headers,
+                patience_s=COMMIT_PATIENCE_S,
+            )
+        except Rejected as exc:
+            if exc.code != ERR_WRONG_LAST_SEQUENCE:
+                raise
+            stream_seq = await self._ours(entry, digest)
+        self._head = Head(stream_seq, digest, value.epoch)
+
+    async def _ours(self, entry: str, digest: str) -> int:
+        """A refused append may be our own, whose acknowledgement was lost."""
+        subject = _subject(self._model_id, "*")
+        found = await last(self._connection[1], LOG_STREAM, subject)
+        if found is not None and blake3(found.data or b"").hexdigest() == digest:
+            return found.seq or 0
+        msg = f"{self._model_id}: another owner has written to the log; entry {entry} is refused"
+        raise Fenced(msg)
+
+
+def _subject(model_id: str, entry: str) -> str:
+    return LOG_TEMPLATE.subject(model=ids.token(model_id), entry=entry)

@@ -1,0 +1,126 @@
+"""Typed request and reply on core NATS, and typed events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import nats.errors
+import structlog
+
+from tinsmith.bus.subscription import Subscription
+from tinsmith.bus.wire import TRANSIENT, check_size
+from tinsmith.errors import BrokerUnavailable, InvalidRequest, NoResponder
+from tinsmith.messages.base import Failed, Message, encode
+from tinsmith.messages.failures import to_exception, to_failed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from tinsmith.messages.table import Event, Rpc
+
+log = structlog.get_logger(__name__)
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+M = TypeVar("M", bound=Message)
+
+MAX_CONCURRENT = 64  # handlers of one subscription at once
+QUEUE_GROUP = "workers"
+
+
+async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float) -> R:
+    """Ask and wait for the answer.
+
+    Raises:
+        NoResponder: no service of that kind is running (known at once).
+        BrokerUnavailable: no answer within ``timeout_s``; the request may have been served.
+        TinsmithError: the one that the service answered with.
+    """
+    subject = rpc.subject()
+    payload = encode(request)
+    check_size(client, subject, payload)
+    try:
+        answer = await client.request(subject, payload, timeout=timeout_s)
+    except nats.errors.NoRespondersError as exc:
+        service = subject.split(".")[3]
+        msg = f"no {service} is running; start one with 'tinsmith {service}'"
+        raise NoResponder(msg) from exc
+    except TRANSIENT as exc:
+        msg = f"no answer on {subject} within {timeout_s:g} s ({type(exc).__name__})"
+        raise BrokerUnavailable(msg) from exc
+    reply = rpc.replies.decode(answer.data)
+    if isinstance(reply, Failed):
+        raise to_exception(reply)
+    return reply
+
+
+async def serve(
+    client: Client, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]
+) -> Subscription:
+    """Answer requests, several at a time; nats-py alone would run them one by one."""
+    running: set[asyncio.Task[None]] = set()
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def on_message(msg: Msg) -> None:
+        await slots.acquire()
+        task = asyncio.create_task(_answer(msg, rpc, handler), name=f"serve {rpc.template}")
+        running.add(task)
+        task.add_done_callback(running.discard)
+        task.add_done_callback(lambda _: slots.release())
+
+    sub = await client.subscribe(rpc.subject(), queue=QUEUE_GROUP, cb=on_message)
+
+    async def close() -> None:
+        # In this order: drain() does not wait for tasks that the callback has started.
+        await sub.drain()  # type: ignore[no-untyped-call]
+        if running:
+            await asyncio.wait(running)
+
+    return Subscription(close)
+
+
+async def _answer(msg: Msg, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]) -> None:
+    reply: R | Failed
+    try:
+        reply = await handler(rpc.requests.decode(msg.data))
+    except msgspec.ValidationError as exc:
+        reply = to_failed(InvalidRequest(f"{rpc.template}: {exc}"))
+    except Exception as exc:
+        log.warning("request failed", subject=rpc.template, exc_info=exc)
+        reply = to_failed(exc)
+    try:
+        await msg.respond(encode(reply))
+    except TRANSIENT as exc:
+        log.warning("reply lost", subject=rpc.template, error=str(exc))
+
+
+async def emit(client: Client, event: Event[M], message: M) -> None:
+    """Tell whoever listens now; lost while the broker is away."""
+    try:
+        await client.publish(event.subject(), encode(message))
+    except TRANSIENT as exc:
+        log.debug("event lost", subject=event.template, error=str(exc))
+
+
+async def listen(client: Client, event: Event[M], handler: Callable[[M], None]) -> Subscription:
+    """Call ``handler`` for every event; it must be quick and must not raise."""
+
+    async def on_message(msg: Msg) -> None:
+        try:
+            message = event.messages.decode(msg.data)
+        except msgspec.ValidationError as exc:
+            log.warning("event not understood", subject=event.template, error=str(exc))
+            return
+        handler(message)
+
+    sub = await client.subscribe(event.subject(), cb=on_message)
+
+    async def close() -> None:
+        await sub.unsubscribe()
+
+    return Subscription(close)

@@ -1,0 +1,110 @@
+"""The JetStream streams: their settings, and creating them once for everybody."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from nats.js.api import (
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StoreCompression,
+    StreamConfig,
+)
+from nats.js.errors import APIError, BadRequestError, NotFoundError
+
+from tinsmith.errors import StartupError
+from tinsmith.messages import table
+
+if TYPE_CHECKING:
+    from nats.js import JetStreamContext
+
+log = structlog.get_logger(__name__)
+
+GIB = 1 << 30
+DEDUP_WINDOW_S = 120.0
+RESULT_AGE_S = 6 * 3600.0
+SAMPLE_AGE_S = 3600.0
+
+
+def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamConfig:
+    """One message per subject at most: a second publish of one op is refused, not doubled."""
+    return StreamConfig(
+        name=name,
+        subjects=[row.wildcard],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_msgs_per_subject=1,
+        discard_new_per_subject=True,
+        max_bytes=8 * GIB,
+        max_age=max_age_s,
+        duplicate_window=DEDUP_WINDOW_S,
+        allow_direct=True,
+    )
+
+
+def configs(replicas: int) -> list[StreamConfig]:
+    """All streams; ``replicas`` is 1 on one broker, 3 on a cluster."""
+    wanted = [
+        _work_queue(table.OPS.stream, table.OPS),
+        _work_queue(table.PLACEMENTS.stream, table.PLACEMENTS),
+        _work_queue(table.SAMPLES.stream, table.SAMPLES, max_age_s=SAMPLE_AGE_S),
+        StreamConfig(
+            name=table.LOG_STREAM,
+            subjects=[table.LOG_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,  # a full log stops training rather than forget
+            deny_delete=True,
+            deny_purge=True,
+            compression=StoreCompression.S2,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=table.RESULT_STREAM,
+            subjects=[table.RESULT_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_msgs_per_subject=1,  # with the next line: the first result wins
+            discard_new_per_subject=True,
+            max_age=RESULT_AGE_S,
+            max_bytes=8 * GIB,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=table.REGISTRY_STREAM,
+            subjects=[f"{table.PREFIX}.reg.>"],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_msgs_per_subject=1,
+            allow_direct=True,
+        ),
+    ]
+    return [config.evolve(num_replicas=replicas) for config in wanted]
+
+
+async def ensure(js: JetStreamContext, *, replicas: int) -> None:
+    """Create what is missing and update what differs; several services may do so at once.
+
+    Raises:
+        StartupError: a stream exists with settings that cannot be changed in place.
+    """
+    for config in configs(replicas):
+        try:
+            await js.add_stream(config)
+        except BadRequestError:
+            await _update(js, config)
+
+
+async def _update(js: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await js.update_stream(config)
+    except NotFoundError:
+        await js.add_stream(config)
+    except APIError as exc:
+        msg = (
+            f"stream {config.name} on the broker has settings that cannot be changed in place "
+            f"({exc.description}); it was made by another version of Tinsmith"
+        )
+        raise StartupError(msg) from exc

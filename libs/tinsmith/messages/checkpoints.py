@@ -1,0 +1,65 @@
+"""Checkpoints: asked for by the trainer and the gateway, committed by the checkpointer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tinsmith.messages.base import BlobRef, Message
+from tinsmith.messages.ops import LoraShape
+
+CheckpointKind = Literal["weights", "sampler_weights", "external_weights", "ephemeral"]
+
+
+class CommitCheckpoint(Message, frozen=True, kw_only=True):
+    """Make these parts a checkpoint: the parts are in the blob store, the manifest is not yet.
+
+    Idempotent on ``(model_id, kind, name, op_seq)``. Without ``overwrite``, a name in use by
+    another op is an error of category user. An ``ephemeral`` one is named by its sampling
+    session and never listed.
+    """
+
+    model_id: str
+    kind: CheckpointKind
+    name: str
+    op_seq: int
+    base_model: str
+    lora: LoraShape
+    step: int  # optimizer steps behind these weights
+    parts: dict[str, BlobRef]
+    overwrite: bool = False
+    ttl_s: int | None = None
+    user_metadata: dict[str, str] = {}
+    sampling_session_id: str | None = None
+
+
+class CommitCheckpointDone(Message, frozen=True, kw_only=True):
+    """The manifest is durable."""
+
+    path: str
+    size_bytes: int
+
+
+class GetCheckpoint(Message, frozen=True, kw_only=True):
+    """Read a checkpoint's manifest by its tinker:// path."""
+
+    path: str
+
+
+class Checkpoint(Message, frozen=True, kw_only=True):
+    """A committed checkpoint: the manifest, and the registry entry of the same bytes."""
+
+    path: str  # tinker://<model_id>/<kind>/<name>
+    model_id: str
+    kind: CheckpointKind
+    name: str
+    op_seq: int
+    base_model: str
+    lora: LoraShape
+    step: int
+    parts: dict[str, BlobRef]
+    size_bytes: int
+    created_ns: int  # unix time
+    owner: str = ""
+    expires_ns: int | None = None
+    user_metadata: dict[str, str] = {}
+    format: int = 1

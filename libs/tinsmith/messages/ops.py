@@ -1,0 +1,212 @@
+"""Sequenced operations on one model: what the gateway sends and the trainer carries out.
+
+Produced by the gateway, consumed by the trainer that owns the model, kept in the log. One
+``Op`` travels per ``(model_id, seq)``; ``seq`` 0 creates the model, clients start at 1.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tinsmith.messages.base import BlobRef, Failed, Message, Tensor
+
+
+class Datum(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One training sequence: input tokens and the loss's per-token inputs by name."""
+
+    tokens: Tensor  # int32 [n]
+    inputs: dict[str, Tensor]  # e.g. target_tokens int64 [n], weights float32 [n]
+
+
+class LoraShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which matrices an adapter adapts, and how wide it is."""
+
+    rank: int = 32
+    alpha: float = 32.0
+    seed: int = 0
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+class CreateModel(Message, frozen=True, kw_only=True):
+    """Seq 0: a fresh adapter, or one restored from a checkpoint.
+
+    With ``checkpoint`` the adapter's shape and weights come from there, its optimizer state
+    too if ``with_optimizer``; ``lora`` is then ignored.
+    """
+
+    base_model: str
+    lora: LoraShape = LoraShape()
+    checkpoint: str | None = None  # tinker:// path
+    with_optimizer: bool = False
+
+
+class ForwardBackward(Message, frozen=True, kw_only=True):
+    """Score datums and, unless ``forward_only``, add their gradient to the accumulated one."""
+
+    data: tuple[Datum, ...]
+    loss_fn: str
+    loss_config: dict[str, float | str] = {}
+    forward_only: bool = False
+
+
+class OptimStep(Message, frozen=True, kw_only=True):
+    """One AdamW step on the accumulated gradient, which is zeroed afterwards."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0  # decoupled
+    grad_clip_norm: float = 0.0  # global norm; 0 = off
+
+
+class SaveWeights(Message, frozen=True, kw_only=True):
+    """Write a named checkpoint of weights and optimizer state (kind ``weights``)."""
+
+    name: str
+    overwrite: bool = False
+    ttl_s: int | None = None
+    user_metadata: dict[str, str] = {}
+
+
+class SaveWeightsForSampler(Message, frozen=True, kw_only=True):
+    """Publish the adapter for sampling: named, or ephemeral as a new sampling session."""
+
+    name: str | None = None
+    sampling_session_id: str | None = None  # set exactly when ``name`` is not
+    overwrite: bool = True
+    ttl_s: int | None = None
+    user_metadata: dict[str, str] = {}
+
+
+class LoadWeights(Message, frozen=True, kw_only=True):
+    """Replace this model's weights by a checkpoint's; pending gradients are dropped."""
+
+    path: str  # tinker:// path of a ``weights`` checkpoint
+    with_optimizer: bool = False
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """A request the gateway found invalid; it only consumes its seq and fails its future."""
+
+    reason: Failed
+
+
+OpBody = (
+    CreateModel
+    | ForwardBackward
+    | OptimStep
+    | SaveWeights
+    | SaveWeightsForSampler
+    | LoadWeights
+    | Refused
+)
+
+
+class Op(Message, frozen=True, kw_only=True):
+    """One sequenced operation, self-contained."""
+
+    model_id: str
+    seq: int
+    body: OpBody
+
+
+class CreateModelDone(Message, frozen=True, kw_only=True):
+    """The model exists; ``parts`` are the checkpoint's it came from, if any."""
+
+    model_id: str
+    lora: LoraShape
+    parts: dict[str, BlobRef] = {}
+
+
+class ForwardBackwardDone(Message, frozen=True, kw_only=True):
+    """Per-datum log-probabilities in request order, and ``name:reduction`` metrics."""
+
+    logprobs: tuple[Tensor, ...]  # float32, each of its datum's target_tokens shape
+    metrics: dict[str, float]  # always has "loss:sum"
+
+
+class OptimStepDone(Message, frozen=True, kw_only=True):
+    """The step was applied."""
+
+    metrics: dict[str, float] = {}
+
+
+class SaveWeightsDone(Message, frozen=True, kw_only=True):
+    """The checkpoint's manifest is durable."""
+
+    path: str
+    size_bytes: int = 0
+
+
+class SaveWeightsForSamplerDone(Message, frozen=True, kw_only=True):
+    """The weights can be sampled from: by path, or by sampling session."""
+
+    path: str | None = None
+    sampling_session_id: str | None = None
+    size_bytes: int = 0
+
+
+class LoadWeightsDone(Message, frozen=True, kw_only=True):
+    """The weights were replaced by ``parts``, whatever the path may come to mean later."""
+
+    path: str
+    parts: dict[str, BlobRef] = {}
+
+
+OpResult = (
+    CreateModelDone
+    | ForwardBackwardDone
+    | OptimStepDone
+    | SaveWeightsDone
+    | SaveWeightsForSamplerDone
+    | LoadWeightsDone
+    | Failed
+)
+
+
+class Placement(Message, frozen=True, kw_only=True):
+    """A model that wants an owner among the trainers of its base model.
+
+    The owner keeps this message unacknowledged, in progress, for as long as it holds the
+    model: when it dies, the broker hands the model to another trainer.
+    """
+
+    model_id: str
+    base_model: str
+
+
+class Record(Message, frozen=True, kw_only=True):
+    """One entry of a model's log: the op has happened exactly when its record is appended."""
+
+    model_id: str
+    seq: int  # the op's seq
+    epoch: int  # the owner's, rises with every take-over
+    op: bytes | None = None  # the encoded Op, or
+    op_ref: BlobRef | None = None  # where it lies
+    op_blake3: str
+    result: bytes | None = None  # the encoded OpResult, or
+    result_ref: BlobRef | None = None
+    result_blake3: str
+    prev_blake3: str  # of the previous record's bytes; 64 zeros for the first
+
+
+class Owned(Message, frozen=True, kw_only=True):
+    """A log entry by which a new owner fences every earlier one."""
+
+    model_id: str
+    epoch: int
+    trainer_id: str
+    prev_blake3: str
+
+
+LogEntry = Record | Owned
+
+
+class OpDone(Message, frozen=True, kw_only=True):
+    """A ping on core NATS: the record of this op is in the log now."""
+
+    model_id: str
+    seq: int

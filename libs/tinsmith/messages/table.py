@@ -1,0 +1,152 @@
+"""The one table of what travels where: subject, message, answer.
+
+``docs/protocol.md`` is generated from it. Ids in braces are filled by ``subject()``; they are
+single NATS tokens made by ``tinsmith.ids``, never text from a user.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from tinsmith.messages import checkpoints, ops, registry, sampling, services
+from tinsmith.messages.base import Failed, Message, decoder
+
+if TYPE_CHECKING:
+    import msgspec
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
+M = TypeVar("M", bound=Message)
+
+PREFIX = "tinsmith.v1"
+_TOKEN_RE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Row:
+    """Common to all rows: a subject with holes, and how to fill them."""
+
+    def __init__(self, template: str, doc: str) -> None:
+        self.template = f"{PREFIX}.{template}"
+        self.doc = doc
+
+    def subject(self, **tokens: str) -> str:
+        """The subject with its holes filled; ``*`` is allowed where a filter is meant."""
+        for name, value in tokens.items():
+            if value != "*" and _TOKEN_RE.fullmatch(value) is None:
+                msg = f"{name}={value!r} is not a subject token"
+                raise ValueError(msg)
+        return self.template.format(**tokens)
+
+    @property
+    def wildcard(self) -> str:
+        """The subject with ``*`` in every hole."""
+        return re.sub(r"\{\w+\}", "*", self.template)
+
+
+class Rpc(Row, Generic[Q, R]):
+    """Core request and reply, answered by one instance of a queue group. Not durable."""
+
+    def __init__(self, template: str, request: type[Q], reply: type[R], doc: str) -> None:
+        super().__init__(template, doc)
+        self.request = request
+        self.reply = reply
+        self.requests: msgspec.msgpack.Decoder[Q] = decoder(request)
+        self.replies: msgspec.msgpack.Decoder[R | Failed] = decoder(reply | Failed)
+
+
+class Queue(Row, Generic[M]):
+    """Durable work: kept by the broker until one consumer has acknowledged it."""
+
+    def __init__(
+        self, template: str, stream: str, message: type[M], *, answer: str, doc: str
+    ) -> None:
+        super().__init__(template, doc)
+        self.stream = stream
+        self.message = message
+        self.messages: msgspec.msgpack.Decoder[M] = decoder(message)
+        self.answer = answer
+
+
+class Event(Row, Generic[M]):
+    """Core publish and subscribe: may be lost, never needed for correctness."""
+
+    def __init__(self, template: str, message: type[M], doc: str) -> None:
+        super().__init__(template, doc)
+        self.message = message
+        self.messages: msgspec.msgpack.Decoder[M] = decoder(message)
+
+
+class Entity(Row, Generic[M]):
+    """Last value per subject in the registry stream."""
+
+    def __init__(self, template: str, message: type[M], doc: str) -> None:
+        super().__init__(f"reg.{template}", doc)
+        self.message = message
+        self.messages: msgspec.msgpack.Decoder[M] = decoder(message)
+
+
+COMMIT_CHECKPOINT = Rpc(
+    "rpc.checkpointer.commit",
+    checkpoints.CommitCheckpoint,
+    checkpoints.CommitCheckpointDone,
+    "trainer -> checkpointer: make these parts a checkpoint",
+)
+GET_CHECKPOINT = Rpc(
+    "rpc.checkpointer.get",
+    checkpoints.GetCheckpoint,
+    checkpoints.Checkpoint,
+    "trainer, gateway -> checkpointer: the manifest behind a path",
+)
+
+OPS = Queue(
+    "op.{model}.{seq}",
+    "TS_OPS",
+    ops.Op,
+    answer="a Record in the log",
+    doc="gateway -> the trainer that owns the model",
+)
+PLACEMENTS = Queue(
+    "place.{pool}.{model}",
+    "TS_PLACE",
+    ops.Placement,
+    answer="ownership",
+    doc="gateway -> any trainer of the base model with room for it",
+)
+SAMPLES = Queue(
+    "sample.{pool}.{sampler}.{seq}",
+    "TS_SAMPLE",
+    sampling.Sample,
+    answer="a SampleResult in TS_RESULT",
+    doc="gateway -> any sampler of the base model",
+)
+
+LOG_STREAM = "TS_LOG"
+LOG_TEMPLATE = Row("log.{model}.{entry}", "append-only log of a model: op-<seq> and own-<epoch>")
+RESULT_STREAM = "TS_RESULT"
+RESULT_TEMPLATE = Row("result.{sampler}.{seq}", "results of sampling, first writer wins")
+REGISTRY_STREAM = "TS_REGISTRY"
+
+OP_DONE = Event("done.op", ops.OpDone, "trainer -> gateways: this op's record is in the log")
+SAMPLE_READY = Event("done.sample", services.SampleReady, "sampler -> gateways: result stored")
+SERVICE_ALIVE = Event("alive.service", services.ServiceAlive, "every service, every two seconds")
+SESSION_ALIVE = Event("alive.session", services.SessionAlive, "gateway -> gateways: a heartbeat")
+
+SESSIONS = Entity("session.{id}", registry.Session, "clients' sessions")
+RUNS = Entity("run.{id}", registry.Run, "models being trained")
+SAMPLERS = Entity("sampler.{id}", registry.Sampler, "sampling sessions")
+CHECKPOINTS = Entity("checkpoint.{id}", checkpoints.Checkpoint, "committed checkpoints")
+SERVED = Entity("served.{id}", registry.ServedModel, "base models and their limits")
+
+RPCS: tuple[Rpc[Any, Any], ...] = (COMMIT_CHECKPOINT, GET_CHECKPOINT)
+QUEUES: tuple[Queue[Any], ...] = (OPS, PLACEMENTS, SAMPLES)
+EVENTS: tuple[Event[Any], ...] = (OP_DONE, SAMPLE_READY, SERVICE_ALIVE, SESSION_ALIVE)
+ENTITIES: tuple[Entity[Any], ...] = (SESSIONS, RUNS, SAMPLERS, CHECKPOINTS, SERVED)
+STREAMS: dict[str, Literal["work queue", "append only", "expiring", "last value"]] = {
+    "TS_OPS": "work queue",
+    "TS_PLACE": "work queue",
+    "TS_SAMPLE": "work queue",
+    LOG_STREAM: "append only",
+    RESULT_STREAM: "expiring",
+    REGISTRY_STREAM: "last value",
+}

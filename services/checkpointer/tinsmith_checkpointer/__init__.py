@@ -1,0 +1,1 @@
+"""The checkpointer: makes parts in the blob store a checkpoint, all or nothing."""
