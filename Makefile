@@ -1,0 +1,49 @@
+# make demo   sets everything up and fine-tunes a real model through four services
+# make test   sets everything up and passes the tests
+# make help   the rest
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+# One thread each: spinning OpenMP threads starve the other services on a small machine.
+ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: demo test check bench help clean proto
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(STAMP) ## train a real model through four services, and see what it learned
+	@$(BIN)/tinsmith demo
+
+test: $(STAMP) ## the tests: unit, contract, integration with a real broker and real processes
+	@$(ENV) $(BIN)/python -m pytest -q
+
+check: $(STAMP) ## lint, types, import rules, sizes, spelling
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy libs/tinsmith services/gateway/tinsmith_gateway services/trainer/tinsmith_trainer services/sampler/tinsmith_sampler services/checkpointer/tinsmith_checkpointer
+	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/size_gate.py
+	@$(BIN)/codespell
+
+bench: $(STAMP) ## step time through the server against a bare torch+peft loop, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.step
+
+proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.md
+	@$(BIN)/python services/gateway/tinsmith_gateway/proto/generate.py
+	@$(BIN)/python -m tinsmith.messages.describe > docs/protocol.md
+
+clean: ## remove the environment
+	rm -rf $(VENV)
+
+# Runs again only when the requirements change, so that the second time needs no network.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (some minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,demo,dev]'
+	@touch $@
