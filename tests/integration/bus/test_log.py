@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from blake3 import blake3
@@ -43,7 +44,7 @@ async def test_entries_are_chained_by_digest(bus):
     entries = [entry async for entry in bus.log.entries(MODEL)]
 
     assert entries[0].prev_blake3 == GENESIS
-    for before, after in zip(entries, entries[1:], strict=False):
+    for before, after in pairwise(entries):
         assert after.prev_blake3 == blake3(encode(before)).hexdigest()
 
 

@@ -1,0 +1,147 @@
+"""The sampler process: takes requests, has its engine answer them, stores the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from tinsmith import ids
+from tinsmith.errors import UserError
+from tinsmith.messages import table
+from tinsmith.messages.failures import to_failed
+from tinsmith.messages.registry import ServedModel
+from tinsmith.messages.sampling import SampleDone, SampleFailed
+from tinsmith.messages.services import SampleReady
+from tinsmith.service import run_service
+from tinsmith_sampler.answering import answer
+from tinsmith_sampler.checks import Limits
+from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.residency import AdapterResidency
+
+if TYPE_CHECKING:
+    from tinsmith.bus import Delivery
+    from tinsmith.config import Config, ModelConfig
+    from tinsmith.messages.sampling import AdapterRef, Sample
+    from tinsmith.service import ServiceContext
+    from tinsmith_sampler.engine import Engine
+
+POOL_WINDOW = 10_000  # requests of one base model in the hands of all of its samplers
+ACK_WAIT_S = 15.0  # a dead sampler's requests go to another after this
+
+
+class Sampler:
+    """Serves one base model's queue with one engine."""
+
+    def __init__(self, context: ServiceContext, engine: Engine, model: ModelConfig) -> None:
+        config = context.config.section(SamplerConfig)
+        self._bus = context.bus
+        self._blobs = context.blobs
+        self._log = context.log
+        self._engine = engine
+        self._adapters = AdapterResidency(engine, config.max_adapters)
+        self._limits = Limits(
+            vocab_size=engine.vocab_size,
+            context_length=engine.context_length,
+            max_samples=config.max_samples,
+            max_topk=config.max_topk,
+        )
+        self._pool = ids.pool_token(model.name)
+        self._slots = asyncio.Semaphore(config.max_requests)
+
+    async def run(self) -> None:
+        """Runs until cancelled; unfinished requests then go to another sampler."""
+        worklist = self._bus.work(
+            table.SAMPLES,
+            f"pool-{self._pool}",
+            window=POOL_WINDOW,
+            ack_wait_s=ACK_WAIT_S,
+            pool=self._pool,
+            sampler="*",
+            seq="*",
+        )
+        async with asyncio.TaskGroup() as tasks:
+            async for delivery in worklist.deliveries():
+                await self._slots.acquire()
+                name = f"sample {delivery.message.request_id}"
+                task = tasks.create_task(self._serve(delivery), name=name)
+                task.add_done_callback(lambda _: self._slots.release())
+
+    async def _serve(self, delivery: Delivery[Sample]) -> None:
+        request = delivery.message
+        try:
+            result = await self._result(request)
+            await self._bus.results.put_first(request.sampler_id, request.seq, result)
+        except asyncio.CancelledError:
+            await delivery.give_back()
+            raise
+        except Exception:  # the answer could not be stored; the next attempt draws the same one
+            self._log.exception("result not stored", request_id=request.request_id)
+            await delivery.give_back(delay_s=1.0)
+            return
+        await delivery.ack()
+        await self._bus.emit(table.SAMPLE_READY, SampleReady(request_id=request.request_id))
+
+    async def _result(self, request: Sample) -> SampleDone | SampleFailed:
+        log = self._log.bind(request_id=request.request_id)
+        try:
+            async with AsyncExitStack() as held:
+                if (adapter := request.adapter) is not None:
+                    await held.enter_async_context(
+                        self._adapters.hold(adapter.version, lambda: self._fetch(adapter))
+                    )
+                return await answer(self._engine, request, self._limits)
+        except Exception as exc:  # a request's trouble is its own answer
+            if isinstance(exc, UserError):
+                log.info("request refused", error=str(exc))
+            else:
+                log.exception("request failed")
+            return SampleFailed(request_id=request.request_id, failure=to_failed(exc))
+
+    async def _fetch(self, adapter: AdapterRef) -> dict[str, bytes]:
+        return {name: await self._blobs.get(ref) for name, ref in adapter.files.items()}
+
+
+async def serve(context: ServiceContext) -> None:
+    """Load the engine, announce it, answer until ``context.stopping``."""
+    config = context.config.section(SamplerConfig)
+    model = context.config.model(config.model)
+    engine = _engine(model, config)
+    await engine.start()
+    try:
+        await _announce(context, engine, model)
+        running = asyncio.create_task(Sampler(context, engine, model).run(), name="sampler")
+        stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+        await context.ready(base_models=(model.name,))
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await _end(running)
+    finally:
+        await engine.close()
+
+
+async def _end(running: asyncio.Task[None]) -> None:
+    if running.done():
+        running.result()  # it failed: let the process say so
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:
+    """The one place that chooses an engine."""
+    raise NotImplementedError
+
+
+async def _announce(context: ServiceContext, engine: Engine, model: ModelConfig) -> None:
+    served = ServedModel(
+        name=model.name,
+        role="sampler",
+        vocab_size=engine.vocab_size,
+        context_length=engine.context_length,
+        tokenizer_id=model.tokenizer,
+    )
+    await context.bus.table(table.SERVED).put(f"{ids.pool_token(model.name)}-sampler", served)
+
+
+def main(config: Config) -> int:
+    """Run the sampler; its exit code."""
+    return run_service("sampler", serve, config)

@@ -1,0 +1,1 @@
+"""The trainer: one base model, many adapters, their gradients and their optimizers."""

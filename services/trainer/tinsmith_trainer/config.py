@@ -1,0 +1,28 @@
+"""The trainer's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from tinsmith.config import Section
+
+
+class TrainerConfig(Section, frozen=True, kw_only=True):
+    """Settings of ``[trainer]``."""
+
+    model: str = ""
+    """Name of the base model to train, one of ``[[models]]``; empty for the first."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; ``auto`` takes a GPU when there is one."""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """CPU threads of torch; 0 for half of the cores. Results depend on it in the last bit."""
+    max_models: Annotated[int, Meta(ge=1)] = 64
+    """Most models that this trainer holds at once; more wait for another trainer."""
+    microbatch_tokens: Annotated[int, Meta(ge=1)] = 4096
+    """Padded tokens of one forward and backward pass; bounds memory, not batch size."""
+    placement_timeout_s: Annotated[float, Meta(ge=3, le=120)] = 9.0
+    """How long a silent trainer keeps its models before another may take them over."""
+    checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0
+    """How long a save waits for a checkpointer to appear before it fails."""

@@ -1,0 +1,162 @@
+"""The training engine: every operation on every model, carried out synchronously.
+
+Used from one thread. What an operation computes is a function of its model's state and of the
+operation alone; one that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tinsmith.errors import InvalidRequest
+from tinsmith.messages.base import Tensor
+from tinsmith.messages.ops import CreateModelDone, ForwardBackwardDone, OptimStepDone
+from tinsmith_trainer import checkpoint_files, datums, losses, optim, packing
+from tinsmith_trainer.adapters import Adapter, Adapters, Snapshot
+from tinsmith_trainer.lora import check_shape
+from tinsmith_trainer.passes import Passes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tinsmith.messages.ops import ForwardBackward, LoraShape, OptimStep
+    from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
+    from tinsmith_trainer.datums import Example
+    from tinsmith_trainer.losses import Loss
+    from tinsmith_trainer.passes import Scored
+
+__all__ = ["Snapshot", "TrainingEngine"]
+
+
+class TrainingEngine:
+    """Many adapters on one base model."""
+
+    def __init__(self, base: BaseModel, *, microbatch_tokens: int = 4096) -> None:
+        """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass."""
+        self.info: BaseModelInfo = base.info
+        self._device = base.device
+        self._microbatch_tokens = microbatch_tokens
+        self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
+        self._passes = Passes(base)
+        self._adapters = Adapters()
+
+    def models(self) -> tuple[str, ...]:
+        """The ids of the models that exist here."""
+        return tuple(self._adapters)
+
+    def create(self, model_id: str, lora: LoraShape) -> CreateModelDone:
+        """Make a fresh adapter; equal shapes and seeds give equal weights on any machine."""
+        check_shape(lora)
+        adapter = Adapter.fresh(lora, self._passes.targets.of(lora), self._device)
+        self._adapters.add(model_id, adapter)
+        return CreateModelDone(model_id=model_id, lora=lora)
+
+    def restore(
+        self, model_id: str, files: Mapping[str, bytes], *, with_optimizer: bool
+    ) -> CreateModelDone:
+        """Make the model what a checkpoint says, or put that in the place of what it is.
+
+        A new model takes the checkpoint's shape; an existing one must have it already. Pending
+        gradients are dropped. Without ``with_optimizer`` the optimizer starts afresh.
+        """
+        snapshot = checkpoint_files.from_files(
+            files,
+            base_model=self.info.name,
+            targets=self._passes.targets,
+            with_optimizer=with_optimizer,
+        )
+        if model_id in self._adapters:
+            _check_same_shape(self._adapters.get(model_id).lora, snapshot.lora)
+        self._adapters.put(model_id, Adapter.restored(snapshot, self._device))
+        return CreateModelDone(model_id=model_id, lora=snapshot.lora)
+
+    def forward_backward(self, model_id: str, op: ForwardBackward) -> ForwardBackwardDone:
+        """Score the datums and, unless ``forward_only``, add up their gradient.
+
+        Raises:
+            InvalidRequest: naming the datum, the key, the value and the limit, before anything
+                is computed; or for results that are not finite.
+        """
+        adapter = self._adapters.get(model_id)
+        loss = losses.find(op.loss_fn)
+        settings = loss.configure(op.loss_config)
+        examples = datums.parse(op.data, loss, self._limits)
+        if op.forward_only:
+            return _done(self._run(adapter, examples, loss, settings, with_gradient=False))
+        with adapter.collecting():
+            return _done(self._run(adapter, examples, loss, settings, with_gradient=True))
+
+    def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
+        """One AdamW step on the accumulated gradient, which is gone afterwards.
+
+        Without a gradient nothing changes, as in torch.
+        """
+        adapter = self._adapters.get(model_id)
+        optim.check(op)
+        norm = 0.0
+        if adapter.gradient is not None:
+            norm = optim.step(adapter.weights, adapter.gradient, adapter.optimizer, op)
+            adapter.gradient = None
+        return OptimStepDone(
+            metrics={"grad_norm": norm, "optimizer_steps": float(adapter.optimizer.steps)}
+        )
+
+    def snapshot(self, model_id: str) -> Snapshot:
+        """A copy of the model's weights and optimizer state; training may go on beside it."""
+        return self._adapters.get(model_id).snapshot(self.info.name)
+
+    def drop(self, model_id: str) -> None:
+        """Forget the model; nothing happens when there is none."""
+        self._adapters.drop(model_id)
+
+    def _run(
+        self,
+        adapter: Adapter,
+        examples: list[Example],
+        loss: Loss,
+        settings: Mapping[str, float],
+        *,
+        with_gradient: bool,
+    ) -> list[Scored]:
+        """All passes of an op; the results in the order of its datums."""
+        results: dict[int, Scored] = {}
+        lengths = [len(example) for example in examples]
+        for batch in packing.plan(lengths, self._microbatch_tokens):
+            rows = [examples[index] for index in batch]
+            scored = self._passes.run(adapter, rows, loss, settings, with_gradient=with_gradient)
+            results.update(zip(batch, scored, strict=True))
+        return [_finite(results[index], index) for index in range(len(examples))]
+
+
+def _finite(scored: Scored, index: int) -> Scored:
+    if not (np.isfinite(scored.logprobs).all() and np.isfinite(scored.values).all()):
+        raise InvalidRequest(
+            f"data[{index}]: its loss is not a finite number, so the model has diverged or the "
+            "weights are too large; go back to a checkpoint and lower the learning rate"
+        )
+    return scored
+
+
+def _done(results: list[Scored]) -> ForwardBackwardDone:
+    """Metric keys must hold exactly one colon: ``name:reduction over chunks``."""
+    loss = sum(float(scored.values.sum(dtype=np.float64)) for scored in results)
+    tokens = sum(len(scored.logprobs) for scored in results)
+    return ForwardBackwardDone(
+        logprobs=tuple(_wire(scored.logprobs) for scored in results),
+        metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens)},
+    )
+
+
+def _wire(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
+    return Tensor("float32", array.shape, array.astype("<f4", copy=False).tobytes())
+
+
+def _check_same_shape(mine: LoraShape, other: LoraShape) -> None:
+    for field in ("rank", "alpha", "train_attn", "train_mlp", "train_unembed"):
+        if getattr(mine, field) != getattr(other, field):
+            raise InvalidRequest(
+                f"{field}: the checkpoint has {getattr(other, field)}, this model has "
+                f"{getattr(mine, field)}; create a model from the checkpoint instead"
+            )

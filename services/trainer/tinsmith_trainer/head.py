@@ -1,0 +1,154 @@
+"""The output layer: log-probabilities of target tokens and their gradient, chunk by chunk.
+
+A vocabulary is so wide that logits of all tokens at once outweigh everything else. Here they exist
+for one chunk of tokens only, in one reused buffer. Since the losses are elementwise, the gradient
+of a chunk is formed while its logits are at hand: nothing is kept and nothing is computed twice,
+and tokens whose gradient is zero (prompts, as a rule) skip their half of the work.
+
+    lp[t] = logit[t, target[t]] - log(sum over v of exp(logit[t, v]))
+    d loss / d logit[t, v] = slope[t] * (1[v = target[t]] - softmax(logit[t])[v])
+
+Shapes: N tokens, C tokens of a chunk, G those of them with a gradient, H hidden, V vocabulary,
+R rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tinsmith_trainer.lora import LoraPair
+    from tinsmith_trainer.losses import Terms
+
+_CHUNK_LOGITS = {"cpu": 6 << 20, "cuda": 1 << 27}
+"""Most logits of a chunk: what stays near a CPU's caches, and what keeps a GPU busy."""
+_CHUNK_TOKENS = 64
+"""Fewest tokens of a chunk: matrix products lose their efficiency below it."""
+
+
+class Scores(NamedTuple):
+    """What the output layer made of N tokens."""
+
+    logprobs: Tensor  # float32 [N]
+    values: Tensor  # float32 [N], the terms of the loss
+    grad_hidden: Tensor | None  # d loss / d hidden, [N, H] in its dtype; None without gradients
+
+
+class OutputHead:
+    """The frozen unembedding of the base, and the product that an adapter adds to it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self._W_VH = linear.weight
+        self._bias_V = linear.bias
+        fitting = _CHUNK_LOGITS[linear.weight.device.type] // linear.out_features
+        self._chunk = max(_CHUNK_TOKENS, fitting)
+
+    @torch.no_grad()
+    def score(
+        self,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        terms: Callable[[slice, Tensor], Terms],
+        pair: LoraPair | None,
+        *,
+        with_gradient: bool,
+    ) -> Scores:
+        """Score ``targets_N`` (int64), each by the hidden state of the token before it.
+
+        ``terms`` makes the loss of a range of tokens out of their log-probabilities. With
+        ``with_gradient``, that of the adapter's factors is added to their float32 ``grad``.
+        """
+        tokens = len(hidden_NH)
+        scores = Scores(
+            torch.empty(tokens, dtype=torch.float32, device=hidden_NH.device),
+            torch.empty(tokens, dtype=torch.float32, device=hidden_NH.device),
+            torch.zeros_like(hidden_NH) if with_gradient else None,
+        )
+        low_rank = None if pair is None else _LowRank(pair, hidden_NH.dtype)
+        buffer = hidden_NH.new_empty(min(self._chunk, tokens), len(self._W_VH))
+        for start in range(0, tokens, self._chunk):
+            rows = slice(start, min(start + self._chunk, tokens))
+            h_CH, targets_C = hidden_NH[rows], targets_N[rows]
+            logits_CV = self._logits(h_CH, low_rank, buffer[: len(h_CH)])
+            scores.logprobs[rows], sums_C = _exponentiate(logits_CV, targets_C)
+            scores.values[rows], slope_C = terms(rows, scores.logprobs[rows])
+            if scores.grad_hidden is not None:
+                rows_G, grad_GV = _logit_gradient(logits_CV, sums_C, slope_C, targets_C)
+                grad_GH = self._backward(h_CH[rows_G], low_rank, grad_GV.to(h_CH.dtype))
+                scores.grad_hidden[rows][rows_G] = grad_GH
+        return scores
+
+    def _logits(self, h_CH: Tensor, low_rank: _LowRank | None, out: Tensor) -> Tensor:
+        """float32 [C, V]; in ``out`` itself if that is float32."""
+        torch.mm(h_CH, self._W_VH.T, out=out)
+        if self._bias_V is not None:
+            out += self._bias_V
+        if low_rank is not None:
+            low_rank.add_product(h_CH, out)
+        return out.float()
+
+    def _backward(self, h_GH: Tensor, low_rank: _LowRank | None, grad_GV: Tensor) -> Tensor:
+        grad_GH = grad_GV @ self._W_VH
+        if low_rank is not None:
+            low_rank.backward(h_GH, grad_GV, grad_GH)
+        return grad_GH
+
+
+class _LowRank:
+    """An adapter's factors of the unembedding in the dtype of the pass."""
+
+    def __init__(self, pair: LoraPair, dtype: torch.dtype) -> None:
+        self._pair = pair
+        self._A_RH = pair.A_RI.to(dtype)
+        self._B_VR = pair.B_OR.to(dtype)
+
+    def add_product(self, h_CH: Tensor, logits_CV: Tensor) -> None:
+        logits_CV.addmm_(self._inner(h_CH), self._B_VR.T)
+
+    def backward(self, h_GH: Tensor, grad_GV: Tensor, grad_GH: Tensor) -> None:
+        """Add this product's share to ``grad_GH`` and to the gradients of the factors."""
+        grad_GR = (grad_GV @ self._B_VR).mul_(self._pair.scale)
+        grad_GH.addmm_(grad_GR, self._A_RH)
+        _accumulate(self._pair.B_OR, grad_GV.T, self._inner(h_GH))
+        _accumulate(self._pair.A_RI, grad_GR.T, h_GH)
+
+    def _inner(self, h_NH: Tensor) -> Tensor:
+        return (h_NH @ self._A_RH.T).mul_(self._pair.scale)
+
+
+def _accumulate(factor: Tensor, left: Tensor, right: Tensor) -> None:
+    if factor.grad is None:
+        msg = "the output layer adds to gradients that its caller must have made room for"
+        raise RuntimeError(msg)
+    if left.dtype == factor.dtype:
+        factor.grad.addmm_(left, right)
+    else:
+        factor.grad.add_(left @ right)
+
+
+def _exponentiate(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits into exp(logit - max) in place; log-probabilities and row sums, both [C]."""
+    logits_CV -= logits_CV.amax(dim=1, keepdim=True)
+    picked_C = logits_CV.gather(1, targets_C[:, None]).squeeze(1)
+    sums_C = logits_CV.exp_().sum(dim=1)
+    return picked_C - sums_C.log(), sums_C
+
+
+def _logit_gradient(
+    exp_CV: Tensor, sums_C: Tensor, slope_C: Tensor, targets_C: Tensor
+) -> tuple[slice | Tensor, Tensor]:
+    """The rows G that have a gradient, and it: [G, V]. ``exp_CV`` is spent on it."""
+    nonzero_G = slope_C.nonzero().squeeze(1)
+    rows_G: slice | Tensor = slice(None)
+    if len(nonzero_G) < len(slope_C):
+        rows_G = nonzero_G
+        exp_CV, sums_C, slope_C = exp_CV[rows_G], sums_C[rows_G], slope_C[rows_G]
+        targets_C = targets_C[rows_G]
+    exp_CV *= (-slope_C / sums_C)[:, None]
+    exp_CV[torch.arange(len(slope_C), device=slope_C.device), targets_C] += slope_C
+    return rows_G, exp_CV

@@ -1,0 +1,202 @@
+"""The trainer process: takes models in, trains them, gives them up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tinsmith import ids
+from tinsmith.cores import threads
+from tinsmith.errors import Fenced
+from tinsmith.messages import table
+from tinsmith.messages.registry import ServedModel
+from tinsmith.service import run_service
+from tinsmith_trainer.compute import Compute
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.executor import Executor
+from tinsmith_trainer.ownership import OwnedModel
+from tinsmith_trainer.recovery import recover
+
+if TYPE_CHECKING:
+    from tinsmith.bus import Delivery
+    from tinsmith.config import Config, ModelConfig
+    from tinsmith.messages.ops import Placement
+    from tinsmith.messages.registry import Session
+    from tinsmith.service import ServiceContext
+    from tinsmith_trainer.engine import TrainingEngine
+
+PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
+RETRY_OWNERSHIP_S = 2.0
+MAX_RETRY_OWNERSHIP_S = 60.0
+
+
+class Trainer:
+    """Owns the models that the broker has placed here, up to a limit."""
+
+    def __init__(
+        self, context: ServiceContext, executor: Executor, compute: Compute, model: ModelConfig
+    ) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._log = context.log
+        self._config = context.config.section(TrainerConfig)
+        self._executor = executor
+        self._compute = compute
+        self._model = model
+        self._owned: dict[str, OwnedModel] = {}
+        self._ended_sessions: set[str] = set()
+        self._room = asyncio.Semaphore(self._config.max_models)
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        sessions = await self._bus.table(table.SESSIONS).watch(self._on_session)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._compute.serve(), name="compute")
+                await self._take_models(tasks)
+        finally:
+            await sessions.close()
+
+    async def _take_models(self, tasks: asyncio.TaskGroup) -> None:
+        pool = ids.pool_token(self._model.name)
+        placements = self._bus.work(
+            table.PLACEMENTS,
+            f"pool-{pool}",
+            window=PLACEMENT_WINDOW,
+            ack_wait_s=self._config.placement_timeout_s,
+            pool=pool,
+            model="*",
+        )
+        async for placement in placements.deliveries():
+            await self._room.acquire()
+            task = tasks.create_task(
+                self._hold(placement), name=f"model {placement.message.model_id}"
+            )
+            task.add_done_callback(lambda _: self._room.release())
+
+    async def _hold(self, placement: Delivery[Placement]) -> None:
+        """Own one model from its placement to its end, whichever way it ends."""
+        model_id = placement.message.model_id
+        log = self._log.bind(model_id=model_id)
+        try:
+            await self._own(model_id)
+        except Fenced as lost:
+            log.warning("model lost to another trainer", error=str(lost))
+            placement.let_go()
+        except asyncio.CancelledError:
+            await placement.give_back()
+            raise
+        except Exception:  # one model's trouble must not end the others
+            log.exception("model dropped; it will be recovered from its log")
+            delay_s = min(RETRY_OWNERSHIP_S * placement.attempts, MAX_RETRY_OWNERSHIP_S)
+            await placement.give_back(delay_s=delay_s)
+        else:
+            await placement.ack()
+            log.info("model released")
+        finally:
+            self._owned.pop(model_id, None)
+
+    async def _own(self, model_id: str) -> None:
+        if self._is_over(model_id) and not await self._is_asked(model_id):
+            return
+        log = self._log.bind(model_id=model_id)
+        writer = await self._bus.log.take(model_id, self._context.instance)
+        try:
+            recovered = await recover(model_id, self._bus.log, self._executor, log)
+            owned = OwnedModel(
+                model_id,
+                bus=self._bus,
+                writer=writer,
+                executor=self._executor,
+                recovered=recovered,
+                logger=log,
+            )
+            self._owned[model_id] = owned
+            if self._is_over(model_id):
+                owned.end_session()
+            log.info("model taken", epoch=writer.epoch, next_seq=recovered.next_seq)
+            await owned.run()
+        finally:
+            await asyncio.shield(self._executor.drop(model_id))
+
+    def _is_over(self, model_id: str) -> bool:
+        return ids.session_of(model_id) in self._ended_sessions
+
+    async def _is_asked(self, model_id: str) -> bool:
+        return await self._bus.is_queued(table.OPS, model=ids.token(model_id), seq="*")
+
+    def _on_session(self, key: str, session: Session | None) -> None:
+        if session is not None and session.status == "active":
+            return
+        self._ended_sessions.add(key)
+        for model_id, owned in self._owned.items():
+            if ids.session_of(model_id) == key:
+                owned.end_session()
+
+
+async def serve(context: ServiceContext) -> None:
+    """Load the base model, announce it, train until ``context.stopping``."""
+    config = context.config.section(TrainerConfig)
+    model = context.config.model(config.model)
+    engine = await asyncio.to_thread(_load, model, config)
+    compute = Compute()
+    executor = Executor(
+        engine,
+        compute,
+        context.bus,
+        context.blobs,
+        base_model=model.name,
+        patience_s=config.checkpointer_patience_s,
+    )
+    await _announce(context, engine)
+    trainer = Trainer(context, executor, compute, model)
+    running = asyncio.create_task(trainer.run(), name="trainer")
+    stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+    await context.ready(base_models=(model.name,))
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()  # it failed: let the process say so
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    compute.close()
+
+
+def _load(model: ModelConfig, config: TrainerConfig) -> TrainingEngine:
+    """Imports torch, so it runs on a thread: the event loop answers the broker meanwhile."""
+    from tinsmith_trainer import base_model
+
+    base_model.check_files(model.source)
+    import torch
+
+    from tinsmith_trainer.engine import TrainingEngine
+
+    torch.set_num_threads(threads(config.threads))
+    base = base_model.load(
+        model.source,
+        name=model.name,
+        dtype=model.dtype,
+        device=config.device,
+        context_length=model.context_length,
+        tokenizer_id=model.tokenizer,
+    )
+    return TrainingEngine(base, microbatch_tokens=config.microbatch_tokens)
+
+
+async def _announce(context: ServiceContext, engine: TrainingEngine) -> None:
+    info = engine.info
+    served = ServedModel(
+        name=info.name,
+        role="trainer",
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        tokenizer_id=info.tokenizer_id,
+        arch=info.arch,
+        eos_tokens=info.eos_tokens,
+    )
+    key = f"{ids.pool_token(info.name)}-trainer"
+    await context.bus.table(table.SERVED).put(key, served)
+
+
+def main(config: Config) -> int:
+    """Run the trainer; its exit code."""
+    return run_service("trainer", serve, config)
