@@ -79,7 +79,8 @@ def load(
         eos_tokens=_eos_tokens(model, config),
         tokenizer_id=tokenizer_id or name,
     )
-    base = BaseModel(info, model, model.base_model, model.get_output_embeddings(), where)
+    unembedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    base = BaseModel(info, model, model.base_model, unembedding, where)
     _check_logits(base)
     return base
 
@@ -143,7 +144,7 @@ def _pretrained(source: str, dtype: torch.dtype, device: torch.device) -> PreTra
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True

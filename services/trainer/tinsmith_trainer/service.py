@@ -49,13 +49,15 @@ class Trainer:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        # Outside of the group: models that are being given up still need the torch thread.
+        computing = asyncio.create_task(self._compute.serve(), name="compute")
         sessions = await self._bus.table(table.SESSIONS).watch(self._on_session)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._compute.serve(), name="compute")
                 await self._take_models(tasks)
         finally:
             await sessions.close()
+            computing.cancel()
 
     async def _take_models(self, tasks: asyncio.TaskGroup) -> None:
         pool = ids.pool_token(self._model.name)

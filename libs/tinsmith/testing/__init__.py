@@ -1,0 +1,1 @@
+"""Fakes and fault tools that the tests use, themselves tested."""

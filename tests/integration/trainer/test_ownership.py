@@ -1,0 +1,225 @@
+"""The trainer on a real broker: order, exactly once, fencing, recovery, the end of a session."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import structlog
+
+from tinsmith import ids
+from tinsmith.bus import Bus
+from tinsmith.config import BusConfig, Config, ModelConfig
+from tinsmith.messages import ops, registry, table
+from tinsmith.messages.base import Failed, Tensor
+from tinsmith.service import ServiceContext
+from tinsmith.testing import tiny_model
+from tinsmith_trainer import base_model
+from tinsmith_trainer.compute import Compute
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.engine import TrainingEngine
+from tinsmith_trainer.executor import Executor
+from tinsmith_trainer.service import Trainer
+
+BASE = "tiny/llama"
+LORA = ops.LoraShape(rank=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(tiny_model.build(tmp_path_factory.mktemp("model")))
+
+
+class Client:
+    """What a gateway does, for one model."""
+
+    def __init__(self, bus):
+        self.bus = bus
+        self.session = ids.new_session_id()
+        self.model = ids.model_id(self.session, 0)
+
+    async def create(self, lora=LORA):
+        await self.session_is("active")
+        await self.send(0, ops.CreateModel(base_model=BASE, lora=lora))
+        placement = ops.Placement(model_id=self.model, base_model=BASE)
+        tokens = {"pool": ids.pool_token(BASE), "model": ids.token(self.model)}
+        await self.bus.enqueue(table.PLACEMENTS, placement, **tokens)
+
+    async def session_is(self, status):
+        entry = registry.Session(session_id=self.session, owner="o", created_ns=1, status=status)
+        await self.bus.table(table.SESSIONS).put(self.session, entry)
+
+    async def send(self, seq, body):
+        op = ops.Op(model_id=self.model, seq=seq, body=body)
+        await self.bus.enqueue(table.OPS, op, model=ids.token(self.model), seq=str(seq))
+
+    async def result(self, seq):
+        async with asyncio.timeout(60):
+            while (record := await self.bus.log.get(self.model, seq)) is None:
+                await asyncio.sleep(0.01)
+        return await self.bus.log.result(record)
+
+    async def idle(self):
+        """Until nothing of the model is queued: every repeat was recognised."""
+        async with asyncio.timeout(60):
+            while await self.bus.is_queued(table.OPS, model=ids.token(self.model), seq="*"):
+                await asyncio.sleep(0.01)
+
+    async def records(self):
+        return [e async for e in self.bus.log.entries(self.model) if isinstance(e, ops.Record)]
+
+
+@asynccontextmanager
+async def trainer(broker, blobs, base, name="trainer-a"):
+    """A trainer in this process, gone at the end as if it had been killed."""
+    async with Bus.connect(BusConfig(url=broker.url), name=name, blobs=blobs) as bus:
+        settings = TrainerConfig(placement_timeout_s=3, checkpointer_patience_s=0.5)
+        config = Config(models=(ModelConfig(name=BASE),), sections=(settings,))
+        context = ServiceContext(
+            name="trainer", config=config, bus=bus, blobs=blobs, instance=name,
+            stopping=asyncio.Event(), log=structlog.get_logger(),
+        )  # fmt: skip
+        engine, compute = TrainingEngine(base_model.load(base, name=BASE)), Compute()
+        executor = Executor(engine, compute, bus, blobs, base_model=BASE, patience_s=0.5)
+        running = asyncio.create_task(Trainer(context, executor, compute, config.models[0]).run())
+        running.engine = engine
+        try:
+            yield running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            compute.close()
+
+
+def forward_backward(start=5, n=12):
+    tokens = np.arange(start, start + n, dtype="<i4")
+    targets = Tensor("int64", (n,), (tokens.astype("<i8") + 1).tobytes())
+    datum = ops.Datum(
+        tokens=Tensor("int32", (n,), tokens.tobytes()), inputs={"target_tokens": targets}
+    )
+    return ops.ForwardBackward(data=(datum,), loss_fn="cross_entropy")
+
+
+STEP = ops.OptimStep(learning_rate=1e-2)
+
+
+async def train(client, first, last):
+    for seq in range(first, last + 1):
+        await client.send(seq, forward_backward(5 + seq) if seq % 2 else STEP)
+    return await client.result(last)
+
+
+def weights(running, client):
+    return running.engine.snapshot(client.model).weights
+
+
+async def test_ops_that_arrive_out_of_order_happen_in_order(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create()
+        for seq in (2, 3, 4, 1, 5):
+            await client.send(seq, forward_backward(seq))
+        await client.result(5)
+        records = await client.records()
+
+    assert [record.seq for record in records] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_an_op_sent_again_happens_once(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create()
+        first = await train(client, 1, 2)
+        await train(client, 1, 2)
+        await client.idle()
+        records = await client.records()
+
+    assert [record.seq for record in records] == [0, 1, 2]
+    assert await client.result(2) == first
+
+
+async def test_a_failed_op_changes_nothing_and_the_next_one_runs(broker, bus, blobs, base):
+    client, bad = Client(bus), ops.ForwardBackward(data=(), loss_fn="no_such_loss")
+    async with trainer(broker, blobs, base):
+        await client.create()
+        await client.send(1, bad)
+        await client.send(2, forward_backward())
+        failed, good = await client.result(1), await client.result(2)
+
+    assert isinstance(failed, Failed)
+    assert failed.category == "user"
+    assert "no_such_loss" in failed.message
+    assert good.metrics["loss:sum"] > 0
+
+
+async def test_ops_on_a_model_that_could_not_be_created_say_so(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create(ops.LoraShape(rank=48))
+        await client.send(1, STEP)
+        failed = await client.result(1)
+
+    assert "not created" in failed.message
+    assert "48" in failed.message
+
+
+async def test_another_trainer_goes_on_where_a_dead_one_stopped(broker, bus, blobs, base):
+    """Weights after a take-over equal those of an undisturbed run, bit for bit."""
+    moved, stayed = Client(bus), Client(bus)
+    async with trainer(broker, blobs, base, "trainer-a"):
+        await moved.create()
+        await train(moved, 1, 6)
+    async with trainer(broker, blobs, base, "trainer-b") as running:
+        await stayed.create()
+        await train(moved, 7, 10)
+        await train(stayed, 1, 10)
+        left, right = weights(running, moved), weights(running, stayed)
+
+    assert (left == right).all()
+    assert [r.seq for r in await moved.records()] == list(range(11))
+
+
+async def test_an_owner_that_was_replaced_drops_its_model(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base) as running:
+        await client.create()
+        await client.result(0)
+        await bus.log.take(client.model, "usurper")
+        await client.send(1, forward_backward())
+        async with asyncio.timeout(30):
+            while client.model in running.engine.models():
+                await asyncio.sleep(0.01)
+        record = await bus.log.get(client.model, 1)
+
+    assert record is None
+
+
+async def test_the_end_of_a_session_fails_what_waits_for_a_missing_op(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base) as running:
+        await client.create()
+        await client.send(2, STEP)
+        await client.result(0)
+        await client.session_is("expired")
+        failed = await client.result(2)
+        async with asyncio.timeout(30):
+            while running.engine.models():
+                await asyncio.sleep(0.01)
+
+    assert "request 1" in failed.message
+    assert not await bus.is_queued(table.PLACEMENTS, pool="*", model=ids.token(client.model))
+
+
+async def test_a_save_without_a_checkpointer_fails_with_the_remedy(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create()
+        await client.send(1, ops.SaveWeights(name="x"))
+        await client.send(2, forward_backward())
+        failed, good = await client.result(1), await client.result(2)
+
+    assert failed.category == "server"
+    assert "tinsmith checkpointer" in failed.message
+    assert good.metrics["loss:sum"] > 0
