@@ -1,4 +1,4 @@
-"""Records the bytes of messages that have none yet: python tests/contract/record.py."""
+"""Records the bytes of messages that have none yet: python -m tests.contract.record."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from samples import samples
+from tests.contract.samples import samples
 
 from tinsmith.messages.base import encode
 

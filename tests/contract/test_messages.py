@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.contract.samples import samples
 
 from tinsmith import errors
 from tinsmith.messages import ops, table
@@ -19,14 +19,7 @@ HERE = Path(__file__).parent
 GOLDEN = HERE / "golden.json"
 
 
-def _samples():
-    spec = importlib.util.spec_from_file_location("samples", HERE / "samples.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.samples()
-
-
-SAMPLES = _samples()
+SAMPLES = samples()
 BYTES = {name: bytes.fromhex(text) for name, text in json.loads(GOLDEN.read_text()).items()}
 
 

@@ -67,10 +67,10 @@ def start(folder, *, model_folder, extra=""):
     )
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
-    log = (folder / "server.log").open("ab")
     command = [sys.executable, "-m", "tinsmith", "up", "--config", config, "--port", "0"]
     command += ["--data-dir", folder / "data", "--ready-file", ready]
-    process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
+    with (folder / "server.log").open("ab") as log:  # the child has its own handle
+        process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
     deadline = time.monotonic() + START_PATIENCE_S
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -122,7 +122,7 @@ def connect(server):
 
         service = tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key)
         yield service
-        service.close().result()
+        service.close("success").result()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,6 @@
 """`tinsmith up` as a user runs it: the real command, broker and services, signals and crashes.
 
-Only services without tensors are started; the others differ in what they do once they are up.
+Most tests start only the services without tensors: the others differ in what they do once up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tinsmith.cli import plan
+from tinsmith.testing import tiny_model
 
 if TYPE_CHECKING:
     from tinsmith.broker import Broker
@@ -82,14 +85,14 @@ class Up:
             )
         return self
 
-    def ready(self):
+    def ready(self, timeout_s=30.0):
         """The content of the ready file, once it is there."""
 
         def appeared():
             assert self.process.poll() is None, self.log.read_text()
             return self.ready_file.exists()
 
-        until(appeared)
+        until(appeared, timeout_s)
         return json.loads(self.ready_file.read_text())
 
     def fails(self):
@@ -319,6 +322,19 @@ def test_no_key_and_no_token_is_ever_logged(up):
     assert len(token) == 32
     assert token not in said
     assert key not in said
+
+
+@pytest.mark.slow
+def test_all_four_services_of_a_model_come_up_and_leave_nothing(up, tmp_path):
+    model = tiny_model.build(tmp_path / "model")
+    models = f'[{{name = "tiny/llama", path = "{model}"}}]'
+    up.start(services="gateway,trainer,sampler,checkpointer", TINSMITH_MODELS=models)
+
+    ready = up.ready(timeout_s=100)
+
+    assert set(ready["pids"]) == {"up", "broker", *plan.SERVICES}
+    assert up.signal(signal.SIGTERM) == 0
+    assert processes_of(up.data) == []
 
 
 def alone(service, broker: Broker, data: Path):

@@ -68,9 +68,11 @@ class Bus:
         client = await _open(config, name, events)
         bus = cls(client, blobs, config)
         events.closed = bus.closed
+        events.is_quiet = False
         try:
             yield bus
         finally:
+            events.is_quiet = True
             await _close(client)
 
     @property
@@ -139,7 +141,8 @@ class Bus:
         """The work whose subjects match ``tokens``, shared by all who name ``consumer``.
 
         At most ``window`` messages are out at a time over all of them; one that is neither
-        finished nor kept alive for ``ack_wait_s`` goes to another.
+        finished nor kept alive for ``ack_wait_s`` goes to another. Only one ``consumer`` can
+        exist for the same work: see ``Worklist.supersede``.
         """
         config = work_consumer(queue, consumer, window=window, ack_wait_s=ack_wait_s, **tokens)
         return Worklist(self._connection, self._blobs, queue, config)
@@ -157,8 +160,11 @@ class _ConnectionEvents:
         self._quiet_until = 0.0
         self._suppressed = 0
         self.closed: asyncio.Event | None = None
+        self.is_quiet = True  # while connecting and closing, errors are the caller's to report
 
     async def on_error(self, exc: Exception) -> None:
+        if self.is_quiet:
+            return
         now = asyncio.get_running_loop().time()
         if now < self._quiet_until:
             self._suppressed += 1
@@ -168,7 +174,8 @@ class _ConnectionEvents:
         self._suppressed = 0
 
     async def on_disconnect(self) -> None:
-        self._log.warning("bus disconnected")
+        if not self.is_quiet:
+            self._log.warning("bus disconnected")
 
     async def on_reconnect(self) -> None:
         self._log.info("bus reconnected")

@@ -17,15 +17,15 @@ import msgspec
 import nats.errors
 import structlog
 from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import BadRequestError, NotFoundError
 
 from tinsmith.bus.claims import resolve
 from tinsmith.bus.wire import RETRY_PAUSE_S, TRANSIENT
-from tinsmith.errors import ServerError
+from tinsmith.errors import Fenced, ServerError
 from tinsmith.messages.base import BlobRef, Message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -42,6 +42,8 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 2.5
 POSTPONE_S = 2.0
+
+_ERR_SUPERSEDED = {10099, 10100}  # a work queue has one consumer per subject
 
 
 class ConsumerGone(Exception):
@@ -190,6 +192,9 @@ class Worklist(Generic[M]):
         """Yields work until cancelled; survives restarts of the broker.
 
         At most the consumer's window of deliveries is out at a time: finish some to get more.
+
+        Raises:
+            Fenced: another consumer has superseded this one.
         """
         beat_s = (self._config.ack_wait or 30.0) / 3
         beating = asyncio.create_task(self._heart.beat(beat_s), name=f"heart {self._name}")
@@ -210,10 +215,19 @@ class Worklist(Generic[M]):
         return str(self._config.durable_name)
 
     async def _ensure(self) -> None:
-        """Create the consumer, or find it as it was; waits while the broker is away."""
+        """Create the consumer, or find it as it was; waits while the broker is away.
+
+        Raises:
+            Fenced: the work has another consumer now.
+        """
         while True:
             try:
                 await self._js.add_consumer(self._queue.stream, self._config)
+            except BadRequestError as exc:
+                if exc.err_code in _ERR_SUPERSEDED:
+                    msg = f"consumer {self._name}: another one has taken over its work"
+                    raise Fenced(msg) from exc
+                raise
             except TRANSIENT as exc:
                 log.warning("consumer not ready", consumer=self._name, error=str(exc))
                 await asyncio.sleep(RETRY_PAUSE_S * 5)
@@ -244,8 +258,23 @@ class Worklist(Generic[M]):
 
     async def remove(self) -> None:
         """Delete the consumer; its unfinished messages stay in the queue."""
-        with contextlib.suppress(NotFoundError):
-            await self._js.delete_consumer(self._queue.stream, self._name)
+        await self._delete(self._name)
+
+    async def supersede(self, earlier: Iterable[str]) -> None:
+        """Take the work over from the first of ``earlier`` consumers that exists.
+
+        What that one had out is delivered anew at once, and it gets nothing any more: without
+        this, a dead owner's messages would have to wait for their time to be up.
+        """
+        for name in earlier:
+            if await self._delete(name):
+                return
+
+    async def _delete(self, name: str) -> bool:
+        try:
+            return await self._js.delete_consumer(self._queue.stream, name)
+        except NotFoundError:
+            return False
 
 
 def work_consumer(

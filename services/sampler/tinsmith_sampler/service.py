@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
+from tinsmith.cores import threads
 from tinsmith.errors import UserError
 from tinsmith.messages import table
 from tinsmith.messages.failures import to_failed
@@ -106,7 +107,7 @@ async def serve(context: ServiceContext) -> None:
     """Load the engine, announce it, answer until ``context.stopping``."""
     config = context.config.section(SamplerConfig)
     model = context.config.model(config.model)
-    engine = _engine(model, config)
+    engine = await asyncio.to_thread(_engine, model, config)
     await engine.start()
     try:
         await _announce(context, engine, model)
@@ -127,8 +128,26 @@ async def _end(running: asyncio.Task[None]) -> None:
 
 
 def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:
-    """The one place that chooses an engine."""
-    raise NotImplementedError
+    """The one place that chooses an engine. Imports torch, so it runs on a thread."""
+    import torch
+
+    from tinsmith_sampler.model import TorchOptions
+    from tinsmith_sampler.torch_engine import TorchEngine
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return TorchEngine(
+        TorchOptions(
+            model_path=model.source,
+            dtype=model.dtype,
+            device=device,
+            threads=threads(config.threads),
+            max_rows=config.max_rows,
+            kv_tokens=config.cache_tokens,
+            context_length=model.context_length,
+        )
+    )
 
 
 async def _announce(context: ServiceContext, engine: Engine, model: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from tinsmith.errors import InvalidRequest, NotFound
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.ops import LoraShape
     from tinsmith_trainer.lora import Target
 
-_SEEDS = 1 << 64  # torch's generators take this many
+_SEED_BYTES = 8
 
 
 class Layout:
@@ -94,7 +95,7 @@ class Adapter:
         """Factors drawn from the seed in the order of the targets; no steps taken."""
         layout = Layout(targets, lora.rank)
         weights = torch.zeros(layout.size)
-        generator = torch.Generator().manual_seed(lora.seed % _SEEDS)
+        generator = torch.Generator().manual_seed(_mixed(lora.seed))
         for A_RI, B_OR in layout.views(weights).values():
             init_factors(A_RI, B_OR, generator)
         weights = weights.to(device)
@@ -164,3 +165,9 @@ class Adapters:
     def drop(self, model_id: str) -> None:
         """Forget the model; nothing happens when there is none."""
         self._adapters.pop(model_id, None)
+
+
+def _mixed(seed: int) -> int:
+    """64 bits hashed into 32: torch's CPU generator ignores the upper half of its seed."""
+    raw = (seed % (1 << 8 * _SEED_BYTES)).to_bytes(_SEED_BYTES, "little")
+    return int.from_bytes(blake3(raw).digest(length=4), "little")

@@ -157,9 +157,7 @@ class Executor:
                     raise
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _outcome(
-        self, work: Awaitable[ops.OpResult], log: BoundLogger
-    ) -> ops.OpResult:
+    async def _outcome(self, work: Awaitable[ops.OpResult], log: BoundLogger) -> ops.OpResult:
         try:
             return await work
         except Exception as exc:  # noqa: BLE001 - see the class docstring

@@ -207,8 +207,9 @@ def check_shape(shape: LoraShape) -> None:
 def init_factors(A_RI: Tensor, B_OR: Tensor, generator: torch.Generator) -> None:
     """Fill in place as PEFT does: A Kaiming-uniform with a = sqrt(5), B zero.
 
-    On the CPU only, where torch's generator gives every machine the same numbers.
+    On the CPU only, and in steps of which each is exact or rounds once: every machine gets the
+    same bits.
     """
     bound = 1 / math.sqrt(A_RI.shape[1])
-    A_RI.uniform_(-bound, bound, generator=generator)
+    A_RI.uniform_(generator=generator).mul_(2).sub_(1).mul_(bound)
     B_OR.zero_()

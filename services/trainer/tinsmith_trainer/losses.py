@@ -29,9 +29,6 @@ class Terms(NamedTuple):
     slope: Tensor  # d value / d logprob
 
 
-TermsFunction = "Callable[[Tensor, Mapping[str, Tensor], Mapping[str, float]], Terms]"
-
-
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss function: the inputs and settings that it takes, and its formula.
@@ -54,7 +51,7 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {self.name} does not take it; "
                     f"it takes {_listed(self.settings)}"
                 )
-            if not isinstance(value, float):
+            if isinstance(value, str):
                 raise InvalidRequest(f"loss_fn_config[{key!r}]: {value!r} is not a number")
         return {**self.settings, **{key: float(value) for key, value in given.items()}}
 

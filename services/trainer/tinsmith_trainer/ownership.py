@@ -70,8 +70,16 @@ class OwnedModel:
         self._session_over = asyncio.Event()
         token = ids.token(model_id)
         self._worklist = bus.work(
-            table.OPS, f"model-{token}", window=WINDOW, ack_wait_s=ACK_WAIT_S, model=token, seq="*"
+            table.OPS,
+            self._consumer(writer.epoch),
+            window=WINDOW,
+            ack_wait_s=ACK_WAIT_S,
+            model=token,
+            seq="*",
         )
+
+    def _consumer(self, epoch: int) -> str:
+        return f"model-{ids.token(self.model_id)}-{epoch}"
 
     def end_session(self) -> None:
         """The client is gone: finish what is in order, fail what waits for a missing op."""
@@ -83,6 +91,8 @@ class OwnedModel:
         Raises:
             Fenced: another trainer has taken the model.
         """
+        earlier = range(self._writer.epoch - 1, 0, -1)
+        await self._worklist.supersede(self._consumer(epoch) for epoch in earlier)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for part in (self._feed, self._execute, self._commit, self._retire):

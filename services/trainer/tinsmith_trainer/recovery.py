@@ -77,9 +77,7 @@ async def _again(
     return None
 
 
-async def _redo(
-    op: ops.Op, result: ops.OpResult, executor: Executor, logger: BoundLogger
-) -> None:
+async def _redo(op: ops.Op, result: ops.OpResult, executor: Executor, logger: BoundLogger) -> None:
     match op.body, result:
         case (
             ops.CreateModel(checkpoint=str(), with_optimizer=warm),

@@ -9,7 +9,7 @@ import pytest
 
 from tinsmith import ids
 from tinsmith.bus.claims import INLINE_BYTES
-from tinsmith.errors import BrokerUnavailable
+from tinsmith.errors import BrokerUnavailable, Fenced
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Tensor
 
@@ -27,10 +27,8 @@ async def put(bus, seq, body=None):
     await bus.enqueue(table.OPS, op(seq, body), model=TOKEN, seq=str(seq))
 
 
-def work(bus, *, ack_wait_s=30.0, window=16):
-    return bus.work(
-        table.OPS, f"model-{TOKEN}", window=window, ack_wait_s=ack_wait_s, model=TOKEN, seq="*"
-    )
+def work(bus, *, ack_wait_s=30.0, window=16, name=f"model-{TOKEN}"):
+    return bus.work(table.OPS, name, window=window, ack_wait_s=ack_wait_s, model=TOKEN, seq="*")
 
 
 async def take(bus, n, **options):
@@ -159,3 +157,16 @@ async def test_a_message_nobody_understands_does_not_block_the_queue(bus):
     (delivery,) = await take(bus, 1)
 
     assert delivery.message.seq == 2
+
+
+async def test_a_new_consumer_gets_at_once_what_the_old_one_had_in_hand(bus):
+    await put(bus, 1)
+    old, new = work(bus, name="model-1"), work(bus, name="model-2")
+    async with aclosing(old.deliveries()) as olds, aclosing(new.deliveries()) as news:
+        await anext(olds)
+        await new.supersede(["model-1"])
+        taken = await asyncio.wait_for(anext(news), 5)
+        with pytest.raises(Fenced, match="taken over"):
+            await asyncio.wait_for(anext(olds), 20)
+
+    assert taken.message.seq == 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import peft
 import pytest
+import safetensors.torch
 import torch
+from tests.unit.trainer.examples import cross_entropy, random_datum, values
 from transformers import AutoModelForCausalLM
 
-from tests.unit.trainer.examples import cross_entropy, logprobs, random_datum, values
 from tinsmith.messages.ops import LoraShape, OptimStep
 from tinsmith_trainer import base_model
 from tinsmith_trainer.checkpoint_files import WEIGHTS, to_files
@@ -27,16 +27,18 @@ pytestmark = [  # what PEFT itself says and calls
 ]
 
 DATA = tuple(random_datum(length, seed=length) for length in (40, 7, 23, 64, 1))
+# A smaller eps would blow up the rounding of single gradients that happen to be near zero: PEFT's
+# own float32 and float64 runs then differ by more than 1e-5.
 STEPS = [
     OptimStep(
         learning_rate=rate,
         beta1=0.8,
         beta2=0.9,
-        eps=1e-6,
+        eps=0.1,
         weight_decay=0.1,
         grad_clip_norm=clip,
     )
-    for rate, clip in ((1e-3, 0.5), (5e-4, 0.0), (8e-4, 1.0), (1e-4, 0.0), (1e-3, 100.0))
+    for rate, clip in ((2e-3, 50.0), (1e-3, 0.0), (3e-3, 20.0), (2e-4, 0.0), (2e-3, 1e6))
 ]
 
 
@@ -90,9 +92,6 @@ def test_five_steps_match_a_plain_peft_loop(any_folder: Path, tmp_path: Path, ra
 
         assert loss == pytest.approx(plain.step(op), rel=1e-5)
 
-    ours = engine.snapshot("m")
     theirs = peft.get_peft_model_state_dict(plain.model, save_embedding_layers=False)
-    for name, (A, B) in ours.layout.views(ours.weights).items():
-        for factor, tensor in (("lora_A", A), ("lora_B", B)):
-            theirs_tensor = theirs[f"base_model.model.{name}.{factor}.weight"]
-            torch.testing.assert_close(tensor, theirs_tensor, rtol=0, atol=1e-5)
+    ours = safetensors.torch.load(to_files(engine.snapshot("m"), with_optimizer=False)[WEIGHTS])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

@@ -1,0 +1,198 @@
+"""The commands, their options and their help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator  # noqa: TC003 - typer reads annotations
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinsmith import __version__
+from tinsmith.errors import StartupError, TinsmithError
+
+EXIT_CODES = """\b
+Exit codes:
+  0  ended as asked
+  1  failed in a way nobody foresaw; the log has the traceback
+  2  cannot start: usage, configuration, missing package, broker or model
+  3  the connection to the broker was closed for good"""
+
+app = typer.Typer(
+    name="tinsmith",
+    help="Tinsmith: an open training server for the Tinker protocol.\n\n"
+    "Start everything on this machine with 'tinsmith up'.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="TOML file [default: $TINSMITH_CONFIG]."),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", "-d", metavar="DIR", help="Folder of everything that is kept."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME", help="Which of [[models]] [default: the first]."),
+]
+
+
+def main() -> None:
+    """Entry point of the ``tinsmith`` script."""
+    app(prog_name="tinsmith")
+
+
+@app.command(epilog=EXIT_CODES)
+def up(
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the gateway.")] = None,
+    nats_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the broker; 0 picks a free one.")
+    ] = 0,
+    services: Annotated[
+        str, typer.Option(metavar="A,B", help="Start only these services.")
+    ] = "gateway,trainer,sampler,checkpointer",
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write addresses and process ids here once all is ready."
+        ),
+    ] = None,
+) -> None:
+    r"""Start everything on this machine.
+
+    Broker and services are started, watched, restarted after a crash, and stopped by Ctrl-C.
+
+    A broker given by TINSMITH_NATS_URL or bus.url is used instead of starting one.
+
+    \b
+    Examples:
+      tinsmith up
+      tinsmith up --config deploy/config/laptop-cpu.toml --port 8400
+      tinsmith up --services gateway,checkpointer
+    """
+    with _one_line_errors("up"):
+        from tinsmith.cli import up as command
+
+        options = command.Options(
+            config=config,
+            data_dir=data_dir,
+            port=port,
+            nats_port=nats_port or -1,
+            services=tuple(filter(None, services.split(","))),
+            ready_file=ready_file,
+        )
+        sys.exit(command.run(options))
+
+
+_WITH_MODEL = ("trainer", "sampler")
+
+
+def _add_service(name: str, help_text: str, *, has_model: bool) -> None:
+    def run(config: Path | None, model: str | None = None) -> None:
+        overrides = {f"TINSMITH_{name.upper()}__MODEL": model} if model else {}
+        with _one_line_errors(name):
+            from tinsmith.cli import foreground
+
+            sys.exit(foreground.run(name, config, overrides))
+
+    def with_model(config: ConfigFile = None, model: Model = None) -> None:
+        run(config, model)
+
+    def without_model(config: ConfigFile = None) -> None:
+        run(config)
+
+    command: Callable[..., None] = with_model if has_model else without_model
+    app.command(name=name, help=help_text, epilog=EXIT_CODES)(command)
+
+
+_SERVICES = {
+    "gateway": "Run a gateway alone: HTTP, keys, futures.",
+    "trainer": "Run a trainer alone: one base model.",
+    "sampler": "Run a sampler alone: one base model.",
+    "checkpointer": "Run the checkpointer alone.",
+}
+_EXAMPLE = """
+
+\b
+Example, against a broker elsewhere:
+  TINSMITH_NATS_URL=nats://broker:4222 tinsmith {name} --config split.toml"""
+for _name, _help in _SERVICES.items():
+    _add_service(_name, _help + _EXAMPLE.format(name=_name), has_model=_name in _WITH_MODEL)
+
+
+@app.command(epilog=EXIT_CODES)
+def demo(
+    data_dir: DataDir = None,
+    keep: Annotated[  # noqa: FBT002
+        bool, typer.Option("--keep", help="Leave the server running at the end, until Ctrl-C.")
+    ] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train only so many steps.")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")
+    ] = None,
+) -> None:
+    r"""Start a server, train a small model on it, show the effect.
+
+    Exit code 1 also means that the model has not learned what it was taught. With
+    TINKER_BASE_URL set, that server is used instead of a new one.
+
+    \b
+    Examples:
+      tinsmith demo
+      tinsmith demo --keep
+      tinsmith demo --steps 5 --json results.json
+    """
+    with _one_line_errors("demo"):
+        from tinsmith.demo import run
+
+        sys.exit(run.main(data_dir=data_dir, keep=keep, steps=steps, json_path=json_path))
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigFile = None,
+    docs: Annotated[bool, typer.Option("--docs", help="Add what each key means.")] = False,  # noqa: FBT002
+) -> None:
+    r"""Print the resolved configuration as TOML, with the source of every value set.
+
+    \b
+    Examples:
+      tinsmith config show --docs
+      TINSMITH_GATEWAY__PORT=9000 tinsmith config show --config split.toml
+    """
+    with _one_line_errors("config show"):
+        import os
+
+        from tinsmith.config import load
+        from tinsmith.config_docs import render
+
+        typer.echo(render(load(config, os.environ), has_docs=docs), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"tinsmith {__version__}")
+
+
+@contextmanager
+def _one_line_errors(command: str) -> Iterator[None]:
+    try:
+        yield
+    except TinsmithError as error:
+        from tinsmith import logs
+
+        logs.report(command, error)
+        raise typer.Exit(2 if isinstance(error, StartupError) else 1) from None

@@ -1,0 +1,87 @@
+"""Which service processes a configuration asks for, and the environment each one gets."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+from tinsmith import cores
+from tinsmith.cli.process import ServiceProcess
+from tinsmith.config import service_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tinsmith.config import Config, Section
+
+SERVICES = ("gateway", "trainer", "sampler", "checkpointer")
+PER_MODEL = ("trainer", "sampler")
+GATEWAY_RANK, WORKER_RANK, BROKER_RANK = range(3)
+
+
+def instances(config: Config, services: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """(label, service, model name or "") of each process: one per model where it matters."""
+    short_names = [model.name.rpartition("/")[2] for model in config.models]
+    for service in services:
+        if service not in PER_MODEL:
+            yield service, service, ""
+            continue
+        for model, short in zip(config.models, short_names, strict=True):
+            unique = short if short_names.count(short) == 1 else model.name
+            is_only = len(config.models) == 1
+            yield service if is_only else f"{service}:{unique}", service, model.name
+
+
+def service_processes(
+    config: Config, services: tuple[str, ...], environ: Mapping[str, str]
+) -> list[ServiceProcess]:
+    """The processes, not started; ``environ`` is what they have in common."""
+    # -P: the folder that `up` is started in must not shadow installed packages.
+    command = [sys.executable, "-P", "-m", "tinsmith"]
+    file = ["--config", str(config.path)] if config.path else []
+    return [
+        ServiceProcess(
+            label,
+            [*command, service, *file, *(["--model", model] if model else [])],
+            {**environ, **thread_limits(config, service, environ)},
+            rank=GATEWAY_RANK if service == "gateway" else WORKER_RANK,
+        )
+        for label, service, model in instances(config, services)
+    ]
+
+
+def thread_limits(config: Config, service: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """OpenMP settings: trainer and sampler share the cores instead of fighting for them."""
+    if service not in PER_MODEL:
+        return {}
+    threads = int(_value(config, service, "threads"))
+    chosen = environ.get("OMP_NUM_THREADS", "") if threads == 0 else str(threads)
+    return {
+        "OMP_NUM_THREADS": chosen or str(cores.threads(0)),
+        # Waiting threads that spin would take the other service's core.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+
+
+def model_of(config: Config, service: str) -> str:
+    """The model that a trainer or sampler on its own serves; "" for the first."""
+    return str(_value(config, service, "model"))
+
+
+def any_port_host(config: Config) -> str | None:
+    """Where the gateway listens when any port will do; None when its port is given."""
+    return (
+        str(_value(config, "gateway", "host")) if _value(config, "gateway", "port") == 0 else None
+    )
+
+
+def key_file_of(config: Config) -> str:
+    """The gateway's configured file of API keys."""
+    return str(_value(config, "gateway", "api_key_file"))
+
+
+def _value(config: Config, service: str, key: str) -> str | int:
+    # By name: a section's type belongs to its service, which this library must not import.
+    section = config.section(cast("type[Section]", service_sections()[service].load()))
+    value: str | int = getattr(section, key)
+    return value

@@ -1,0 +1,129 @@
+"""Request bodies: read within limits, decompressed within limits, decoded.
+
+aiohttp's own decompression is switched off: its limit is on what arrives, not on what that
+becomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import zlib
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tinsmith.errors import InvalidRequest, TooLarge
+from tinsmith_gateway.gateway import GATEWAY
+from tinsmith_gateway.wire import requests
+from tinsmith_gateway.wire.results import JSON
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+T = TypeVar("T")
+
+PREFIX_BYTES = 512  # of a body that is too large: enough to tell whose it is
+THREAD_BYTES = 1 << 20  # work on more than this is done beside the event loop
+
+
+class _Decoder(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class UnsupportedBody(InvalidRequest):
+    """The content type or coding is not one that the endpoint takes (415)."""
+
+
+class BodyTooLarge(TooLarge):
+    """A body over a limit; ``prefix`` is how it begins."""
+
+    def __init__(self, message: str, prefix: bytes) -> None:
+        super().__init__(message)
+        self.prefix = prefix
+
+
+async def read_json(request: web.Request, type_: type[T]) -> T:
+    """A JSON body as ``type_``; see ``read`` for errors, and InvalidRequest."""
+    return requests.decode(await read(request, JSON), type_)
+
+
+async def read(request: web.Request, content_type: str) -> bytes:
+    """The whole body, decompressed.
+
+    Raises:
+        UnsupportedBody: another content type, or an unknown compression.
+        BodyTooLarge: over ``max_body_bytes`` or ``max_inflated_bytes``.
+        InvalidRequest: it cannot be decompressed.
+    """
+    if request.content_type != content_type:
+        raise UnsupportedBody(
+            f"Content-Type: {request.content_type!r} is not what {request.path} takes; "
+            f"send {content_type}, as tinker clients from 0.30 on do"
+        )
+    coding = request.headers.get("Content-Encoding", "identity").lower()
+    if coding not in ("identity", *_DECODERS):
+        raise UnsupportedBody(
+            f"Content-Encoding: {coding!r} is unknown; send zstd, gzip or identity"
+        )
+    config = request.app[GATEWAY].config
+    raw = await _receive(request, coding, config.max_body_bytes)
+    if coding == "identity":
+        return raw
+    return await asyncio.to_thread(inflate, raw, coding, config.max_inflated_bytes)
+
+
+async def _receive(request: web.Request, coding: str, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            received = b"".join(parts)
+            raise BodyTooLarge(
+                f"request body: over the limit of {limit} bytes; send fewer or shorter datums "
+                "per request, or raise gateway.max_body_bytes",
+                received[:PREFIX_BYTES] if coding == "identity" else _prefix(received, coding),
+            )
+    return b"".join(parts)
+
+
+def inflate(raw: bytes, coding: str, limit: int) -> bytes:
+    """``raw`` decompressed to at most ``limit`` bytes; never holds more than that."""
+    decoder = _DECODERS[coding]()
+    try:
+        data = decoder.decompress(raw, limit + 1)
+    except (zlib.error, zstd.ZstdError) as error:
+        raise InvalidRequest(f"request body: not valid {coding} ({error})") from error
+    if len(data) > limit:
+        raise BodyTooLarge(
+            f"request body: over the limit of {limit} bytes once decompressed; send fewer or "
+            "shorter datums per request, or raise gateway.max_inflated_bytes",
+            data[:PREFIX_BYTES],
+        )
+    if not decoder.eof or decoder.unused_data:
+        raise InvalidRequest(f"request body: not exactly one complete {coding} stream")
+    return data
+
+
+def _prefix(raw: bytes, coding: str) -> bytes:
+    try:
+        return _DECODERS[coding]().decompress(raw, PREFIX_BYTES)
+    except (zlib.error, zstd.ZstdError):
+        return b""  # what cannot be read tells nobody's name
+
+
+_DECODERS: dict[str, Callable[[], _Decoder]] = {
+    "zstd": zstd.ZstdDecompressor,
+    "gzip": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+}

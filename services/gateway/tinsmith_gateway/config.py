@@ -1,0 +1,45 @@
+"""The gateway's section of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tinsmith.config import Section
+
+MIB = 1 << 20
+
+
+class GatewayConfig(Section, frozen=True, kw_only=True):
+    """Where the gateway listens, who may call it, and its limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; ``0.0.0.0`` for every interface."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8400
+    """TCP port; 0 lets the system choose."""
+    api_keys: tuple[str, ...] = ()
+    """Keys that clients may present; each starts with ``tml-``."""
+    api_key_file: str = ""
+    """File with one key a line, ``#`` starts a comment. Without this and ``api_keys``, the key in
+    ``data_dir`` that ``tinsmith up`` has made is the only one."""
+    max_body_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
+    """Largest request body as it is received; the client's chunks are about 5 MB."""
+    max_inflated_bytes: Annotated[int, Meta(ge=MIB)] = 256 * MIB
+    """Largest request body once decompressed, and largest sparse tensor once made dense."""
+    compress_training_requests: bool = False
+    """Ask clients to send training data as zstd: less network, more work on both sides."""
+    max_samples: Annotated[int, Meta(ge=1)] = 1024
+    """Most continuations that one sampling request may ask for."""
+    max_topk_logprobs: Annotated[int, Meta(ge=0)] = 128
+    """Most alternatives per token that a sampling request may ask for."""
+    session_timeout_s: Annotated[float, Meta(ge=120)] = 300.0
+    """A session without a sign of life for so long is over and its models are released."""
+    long_poll_s: Annotated[float, Meta(gt=0, le=40)] = 30.0
+    """How long a poll for a result is held open; the client gives up after 45 s."""
+    recheck_s: Annotated[float, Meta(gt=0)] = 5.0
+    """How often a held poll looks at the store, in case the ping that should wake it was lost."""
+    service_stale_s: Annotated[float, Meta(gt=0)] = 10.0
+    """A trainer or sampler that has been silent for so long counts as gone."""
+    no_worker_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Work on a model that no service has served for so long fails."""

@@ -1,0 +1,147 @@
+"""Polls for results: held open until there is one, and told why there is none yet."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tinsmith import ids
+from tinsmith.errors import BrokerUnavailable, NotFound
+from tinsmith.messages.base import Failed
+from tinsmith.messages.table import OP_DONE, SAMPLE_READY
+from tinsmith_gateway.waiters import Waiters
+from tinsmith_gateway.wire import results
+
+if TYPE_CHECKING:
+    from tinsmith.bus import Bus
+    from tinsmith.messages.ops import OpDone
+    from tinsmith.messages.services import SampleReady
+    from tinsmith_gateway.config import GatewayConfig
+    from tinsmith_gateway.liveness import Services
+    from tinsmith_gateway.whereabouts import Whereabouts, Work
+    from tinsmith_gateway.wire.results import Payload
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """No result yet; ``reason`` is text for the user."""
+
+    state: str  # "active" or "paused_capacity"
+    reason: str | None = None
+
+
+class Futures:
+    """Answers polls."""
+
+    def __init__(
+        self, bus: Bus, whereabouts: Whereabouts, services: Services, config: GatewayConfig
+    ) -> None:
+        self._bus = bus
+        self._whereabouts = whereabouts
+        self._services = services
+        self._config = config
+        self._subscriptions = AsyncExitStack()
+        self._is_closing = False
+        self.waiters = Waiters()
+
+    async def start(self) -> None:
+        """Listens for results that have become ready."""
+        for subscription in (
+            await self._bus.listen(OP_DONE, self._on_op_done),
+            await self._bus.listen(SAMPLE_READY, self._on_sample_ready),
+        ):
+            self._subscriptions.push_async_callback(subscription.close)
+
+    def release(self) -> None:
+        """Ends all waiting: held polls are answered as pending, the client asks another gateway."""
+        self._is_closing = True
+        self.waiters.wake_all()
+
+    async def close(self) -> None:
+        """Stops listening."""
+        await self._subscriptions.aclose()
+
+    async def poll(self, owner: str, request_id: str) -> Payload | Pending:
+        """The answer when there is one, else Pending after at most ``long_poll_s``.
+
+        Raises:
+            InvalidRequest: not a request id.
+            NotFound: nothing was asked for under this id, or not by ``owner``.
+            ServerError: there is a result, but it cannot be read.
+        """
+        work = await self._whereabouts.of(owner, request_id)
+        with self.waiters.waiting(request_id) as woken:
+            return await self._wait(work, woken)
+
+    async def _wait(self, work: Work, woken: asyncio.Event) -> Payload | Pending:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._config.long_poll_s
+        is_first = True
+        while True:
+            # Before the look: a ping that comes while the store is read is not lost.
+            woken.clear()
+            found = await self._look(work, is_first=is_first)
+            is_first = False
+            left_s = deadline - clock()
+            if not isinstance(found, Pending) or left_s <= 0 or self._is_closing:
+                return found
+            await _wait_for(woken, min(left_s, self._config.recheck_s))
+
+    async def _look(self, work: Work, *, is_first: bool) -> Payload | Pending:
+        try:
+            found = await work.stored()
+            if found is None and is_first:
+                found = await self._check_queued(work)
+        except BrokerUnavailable as error:
+            # An error here would be polled again at once: waiting is kinder to all.
+            return Pending("paused_capacity", str(error))
+        return found or self._unfinished(work)
+
+    async def _check_queued(self, work: Work) -> Payload | None:
+        """NotFound when the work is neither queued nor done."""
+        if await work.is_queued():
+            return None
+        # It may have been finished between the two looks.
+        if (found := await work.stored()) is not None:
+            return found
+        raise NotFound(
+            f"request_id: nothing is known of {work.request_id}: it was never asked for, "
+            "or its result has expired; send the request again"
+        )
+
+    def _unfinished(self, work: Work) -> Payload | Pending:
+        silent_s = self._services.silent_s(work.role, work.base_model)
+        if silent_s > self._config.no_worker_timeout_s:
+            message = (
+                f"no {work.role} has served {work.base_model!r} for {silent_s:.0f} s "
+                f"(limit {self._config.no_worker_timeout_s:g} s); "
+                f"start one, or ask the operator of this server to"
+            )
+            log.error("no worker", request=work.request_id, role=work.role, model=work.base_model)
+            return results.failed(Failed(category="server", message=message))
+        if silent_s > self._config.service_stale_s:
+            return Pending(
+                "paused_capacity",
+                f"no {work.role} for model {work.base_model!r} is running; waiting for one",
+            )
+        return Pending("active")
+
+    def _on_op_done(self, done: OpDone) -> None:
+        self.waiters.wake(ids.future_id(done.model_id, done.seq))
+
+    def _on_sample_ready(self, ready: SampleReady) -> None:
+        self.waiters.wake(ready.request_id)
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

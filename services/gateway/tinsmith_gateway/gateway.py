@@ -1,0 +1,97 @@
+"""One gateway: its parts, put together, and what they do in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from tinsmith.messages.table import SERVICE_ALIVE, SESSION_ALIVE
+from tinsmith_gateway.auth import Keyring
+from tinsmith_gateway.futures import Futures
+from tinsmith_gateway.liveness import Hearing, Services
+from tinsmith_gateway.models import Models
+from tinsmith_gateway.registry import Registry
+from tinsmith_gateway.sessions import Sessions
+from tinsmith_gateway.whereabouts import Whereabouts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tinsmith.bus import Bus
+    from tinsmith.messages.services import SessionAlive
+    from tinsmith_gateway.config import GatewayConfig
+
+TICK_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """Everything that a request needs; nothing in here is lost with the process."""
+
+    config: GatewayConfig
+    bus: Bus
+    keys: Keyring
+    hearing: Hearing
+    services: Services
+    registry: Registry
+    models: Models
+    sessions: Sessions
+    futures: Futures
+    _subscriptions: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @classmethod
+    def build(cls, config: GatewayConfig, bus: Bus, api_keys: Iterable[str]) -> Gateway:
+        """The parts, connected; ``start`` brings them to life."""
+        hearing = Hearing()
+        services = Services(hearing)
+        registry = Registry(bus)
+        models = Models(registry.served)
+        return cls(
+            config=config,
+            bus=bus,
+            keys=Keyring(api_keys),
+            hearing=hearing,
+            services=services,
+            registry=registry,
+            models=models,
+            sessions=Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s),
+            futures=Futures(bus, Whereabouts(bus, registry, models), services, config),
+        )
+
+    async def start(self) -> None:
+        """Fills the views and listens; the gateway can answer afterwards."""
+        for subscription in (
+            await self.bus.listen(SERVICE_ALIVE, self.services.heard),
+            await self.bus.listen(SESSION_ALIVE, self._on_session_alive),
+        ):
+            self._subscriptions.push_async_callback(subscription.close)
+        await self.registry.start()
+        await self.futures.start()
+
+    async def close(self) -> None:
+        """The opposite of ``start``."""
+        await self.futures.close()
+        await self.registry.close()
+        await self._subscriptions.aclose()
+
+    async def keep_watch(self, stopping: asyncio.Event) -> None:
+        """Ends silent sessions, until ``stopping``; then lets held polls go."""
+        while not stopping.is_set():
+            self.hearing.tick(is_connected=self.bus.is_connected)
+            await self.sessions.expire_silent()
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await stopping.wait()
+            except TimeoutError:
+                continue
+        self.futures.release()
+
+    def _on_session_alive(self, alive: SessionAlive) -> None:
+        self.sessions.touch(alive.session_id)
+
+
+GATEWAY = web.AppKey("gateway", Gateway)

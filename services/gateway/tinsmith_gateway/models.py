@@ -1,0 +1,58 @@
+"""Base models: which are served, under which names, and within which limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tinsmith.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from tinsmith.messages.registry import ServedModel
+    from tinsmith_gateway.liveness import Role
+    from tinsmith_gateway.views import View
+
+_USES = {"trainer": "training", "sampler": "sampling"}
+
+
+class Models:
+    """The base models that trainers and samplers have announced."""
+
+    def __init__(self, served: View[ServedModel]) -> None:
+        self._served = served
+
+    def resolve(self, name: str) -> str:
+        """The name that services know: without the variant after a colon, as in ``x:peft:4096``."""
+        return name if self._served.group(name) else name.partition(":")[0]
+
+    def get(self, name: str, role: Role) -> ServedModel | None:
+        """What the services of ``role`` have announced about the model."""
+        served = self._served.group(self.resolve(name))
+        return next((model for model in served if model.role == role), None)
+
+    def require(self, name: str, role: Role) -> ServedModel:
+        """As ``get``; InvalidRequest naming the models there are when there is none."""
+        if (found := self.get(name, role)) is not None:
+            return found
+        names = sorted({model.name for model in self._served if model.role == role})
+        there_are = ", ".join(map(repr, names)) or f"none: no {role} has started yet"
+        raise InvalidRequest(
+            f"base_model: {name[:200]!r} is not served for {_USES[role]}; served are {there_are}"
+        )
+
+    def describe(self, name: str) -> ServedModel | None:
+        """The model in any role, a trainer's word first."""
+        return self.get(name, "trainer") or self.get(name, "sampler")
+
+    def capabilities(self) -> list[dict[str, Any]]:
+        """``supported_models`` of get_server_capabilities."""
+        return [self._capability(name) for name in sorted({m.name for m in self._served})]
+
+    def _capability(self, name: str) -> dict[str, Any]:
+        served = self._served.group(name)
+        roles = {model.role for model in served}
+        return {
+            "model_name": name,
+            "max_context_length": min(model.context_length for model in served),
+            "trainable": "trainer" in roles,
+            "sampleable": "sampler" in roles,
+        }

@@ -1,0 +1,1 @@
+"""The protobuf messages of the protocol; generated, see ``tinsmith_wire.proto``."""

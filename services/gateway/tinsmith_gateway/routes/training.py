@@ -1,0 +1,187 @@
+"""Models and their sequenced operations.
+
+A sequenced request is refused with an HTTP error only when it cannot be attributed, or its
+session is over. Anything else that is wrong with it becomes an op that takes its place and
+fails its future: the client counts on, and a place that nobody takes would stop all that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from tinsmith import ids
+from tinsmith.errors import InvalidRequest, NotSupported, UserError
+from tinsmith.messages import ops
+from tinsmith.messages.registry import Run
+from tinsmith_gateway import bodies, intake, responses
+from tinsmith_gateway.gateway import GATEWAY, Gateway
+from tinsmith_gateway.middleware import OWNER
+from tinsmith_gateway.wire import requests, training
+from tinsmith_gateway.wire.forward_backward import forward_backward as parse
+from tinsmith_gateway.wire.forward_backward import place_in
+from tinsmith_gateway.wire.results import JSON, PROTOBUF
+
+if TYPE_CHECKING:
+    from tinsmith_gateway.wire.requests import Sequenced
+
+
+async def create_model(request: web.Request) -> web.Response:
+    """A fresh adapter on a base model."""
+    gateway, owner = request.app[GATEWAY], request[OWNER]
+    asked = await bodies.read_json(request, requests.CreateModel)
+    gateway.sessions.check_active(await gateway.registry.session(owner, asked.session_id))
+    served = gateway.models.require(asked.base_model, "trainer")
+    training.check_optimizer(asked.optimizer_config)
+    model_id = ids.model_id(asked.session_id, asked.model_seq_id)
+    lora = training.lora_shape(asked.lora_config, max_rank=served.max_rank, model_id=model_id)
+    run = _run(owner, asked, base_model=asked.base_model, lora=lora)
+    body = ops.CreateModel(base_model=served.name, lora=lora)
+    return responses.of_json(await intake.create(gateway, run, body))
+
+
+async def load_weights(request: web.Request) -> web.Response:
+    """A new model from a checkpoint, or a checkpoint into a model, by what the body names."""
+    raw = await bodies.read(request, JSON)
+    target = requests.decode(raw, requests.LoadTarget)
+    if target.model_id is not None:
+        return await _load_into(request, raw)
+    return await _create_from_checkpoint(request, raw)
+
+
+async def forward_backward(request: web.Request) -> web.Response:
+    """Scores datums and, unless it is forward only, adds to the gradient."""
+    gateway = request.app[GATEWAY]
+    try:
+        raw = await bodies.read(request, PROTOBUF)
+    except bodies.BodyTooLarge as error:
+        if (claimed := place_in(error.prefix)) is None:
+            raise
+        return await _submit(request, claimed, training.refused(error))
+    limit = gateway.config.max_inflated_bytes
+    if len(raw) < bodies.THREAD_BYTES:
+        place, body = parse(raw, max_bytes=limit)
+    else:
+        place, body = await asyncio.to_thread(parse, raw, max_bytes=limit)
+    return await _submit(request, place, body)
+
+
+async def optim_step(request: web.Request) -> web.Response:
+    """One optimizer step."""
+    raw = await bodies.read(request, JSON)
+    place = training.sequenced(raw)
+    return await _submit(request, place, training.lazily(lambda: training.optim_step(raw)))
+
+
+async def save_weights(request: web.Request) -> web.Response:
+    """A training checkpoint."""
+    raw = await bodies.read(request, JSON)
+    place = training.sequenced(raw)
+    return await _submit(request, place, training.lazily(lambda: training.save_weights(raw)))
+
+
+async def save_weights_for_sampler(request: web.Request) -> web.Response:
+    """Weights to sample from, by name or as a sampling session."""
+    raw = await bodies.read(request, JSON)
+    place = training.sequenced(raw)
+    session_id = ids.session_of(place.model_id)
+    body = training.lazily(lambda: training.save_weights_for_sampler(raw, session_id))
+    return await _submit(request, place, body)
+
+
+async def save_weights_external(request: web.Request) -> web.Response:
+    """Not supported; it is sequenced, so the refusal takes its place."""
+    raw = await bodies.read(request, JSON)
+    error = NotSupported(
+        "save_weights_external is not supported by this server yet; use save_state, or "
+        "save_weights_for_sampler to sample from the weights"
+    )
+    return await _submit(request, training.sequenced(raw), training.refused(error))
+
+
+async def _submit(request: web.Request, place: Sequenced, body: ops.OpBody) -> web.Response:
+    gateway = request.app[GATEWAY]
+    await intake.admit(gateway, request[OWNER], place)
+    return responses.of_json(await intake.submit(gateway, place, body))
+
+
+async def _load_into(request: web.Request, raw: bytes) -> web.Response:
+    gateway, owner = request.app[GATEWAY], request[OWNER]
+    place = training.sequenced(raw)
+    run = await intake.admit(gateway, owner, place)
+    body = await _checked_load(gateway, run, raw)
+    return responses.of_json(await intake.submit(gateway, place, body))
+
+
+async def _checked_load(gateway: Gateway, run: Run, raw: bytes) -> ops.OpBody:
+    try:
+        body = training.load_weights(raw)
+        checkpoint = await gateway.registry.checkpoint_of_kind(
+            run.owner, body.path, "weights", "load_state"
+        )
+        _check_base_model(gateway, checkpoint.base_model, run.base_model)
+    except UserError as error:
+        return training.refused(error)
+    return body
+
+
+async def _create_from_checkpoint(request: web.Request, raw: bytes) -> web.Response:
+    gateway, owner = request.app[GATEWAY], request[OWNER]
+    asked = requests.decode(raw, requests.CreateFromCheckpoint)
+    gateway.sessions.check_active(await gateway.registry.session(owner, asked.session_id))
+    training.check_no_token(asked.weights_access_token)
+    training.check_optimizer(asked.optimizer_config)
+    checkpoint = await gateway.registry.checkpoint_of_kind(
+        owner, asked.path, "weights", "create_training_client_from_state"
+    )
+    base_model = asked.base_model or checkpoint.base_model
+    _check_base_model(gateway, checkpoint.base_model, base_model)
+    served = gateway.models.require(base_model, "trainer")
+    run = _run(owner, asked, base_model=base_model, lora=checkpoint.lora)
+    body = ops.CreateModel(
+        base_model=served.name,
+        lora=checkpoint.lora,
+        checkpoint=asked.path,
+        with_optimizer=asked.optimizer,
+    )
+    return responses.of_json(await intake.create(gateway, run, body))
+
+
+def _check_base_model(gateway: Gateway, saved: str, wanted: str) -> None:
+    if gateway.models.resolve(saved) != gateway.models.resolve(wanted):
+        raise InvalidRequest(
+            f"path: the checkpoint is of base model {saved!r}, which cannot be loaded into "
+            f"{wanted!r}; create a model of {saved!r} for it"
+        )
+
+
+def _run(
+    owner: str,
+    asked: requests.CreateModel | requests.CreateFromCheckpoint,
+    *,
+    base_model: str,
+    lora: ops.LoraShape,
+) -> Run:
+    return Run(
+        model_id=ids.model_id(asked.session_id, asked.model_seq_id),
+        session_id=asked.session_id,
+        owner=owner,
+        created_ns=time.time_ns(),
+        base_model=base_model,
+        lora=lora,
+        user_metadata=asked.user_metadata or {},
+    )
+
+
+ROUTES = (
+    web.post("/api/v1/create_model", create_model),
+    web.post("/api/v1/load_weights", load_weights),
+    web.post("/api/v1/forward_backward", forward_backward),
+    web.post("/api/v1/optim_step", optim_step),
+    web.post("/api/v1/save_weights", save_weights),
+    web.post("/api/v1/save_weights_for_sampler", save_weights_for_sampler),
+    web.post("/api/v1/save_weights_external", save_weights_external),
+)

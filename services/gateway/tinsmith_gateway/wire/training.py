@@ -1,0 +1,164 @@
+"""JSON training requests as op bodies.
+
+Every function raises UserError for content that is wrong; who calls it decides whether that
+refuses the request or becomes a ``Refused`` op that takes its place in the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tinsmith import ids
+from tinsmith.errors import InvalidRequest, NotSupported, UserError
+from tinsmith.messages import ops
+from tinsmith.messages.failures import to_failed
+from tinsmith_gateway.wire import requests
+from tinsmith_gateway.wire.seeds import seed_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIN_TTL_S = 3600
+MAX_TTL_S = 10 * 365 * 24 * 3600
+
+
+def sequenced(raw: bytes) -> requests.Sequenced:
+    """The model and the place that a request claims; InvalidRequest when it cannot be told."""
+    head = requests.decode(raw, requests.Sequenced)
+    ids.check_model_id(head.model_id)
+    return head
+
+
+def lazily(build: Callable[[], ops.OpBody]) -> ops.OpBody:
+    """What ``build`` makes; for a content that is wrong, an op that only fails its future."""
+    try:
+        return build()
+    except UserError as error:
+        return refused(error)
+
+
+def refused(error: UserError) -> ops.Refused:
+    """An op that takes its place in the sequence and fails its future with ``error``."""
+    return ops.Refused(reason=to_failed(error))
+
+
+def lora_shape(asked: requests.LoraConfig | None, *, max_rank: int, model_id: str) -> ops.LoraShape:
+    """The adapter's shape; ``max_rank`` is the trainers' limit for the base model."""
+    if asked is None:
+        raise NotSupported(
+            "lora_config: missing; full-parameter training is not supported, "
+            "ask for an adapter with lora_config.rank"
+        )
+    rank = asked.rank
+    if not 1 <= rank <= max_rank or rank & (rank - 1):
+        raise InvalidRequest(
+            f"lora_config.rank: {rank} is not a power of two from 1 to {max_rank}; "
+            "use one, e.g. 8, 16 or 32"
+        )
+    if not (asked.train_attn or asked.train_mlp or asked.train_unembed):
+        raise InvalidRequest(
+            "lora_config: train_attn, train_mlp and train_unembed are all false, "
+            "which leaves nothing to train; set at least one"
+        )
+    return ops.LoraShape(
+        rank=rank,
+        seed=seed_for(asked.seed, model_id),
+        train_attn=asked.train_attn,
+        train_mlp=asked.train_mlp,
+        train_unembed=asked.train_unembed,
+    )
+
+
+def check_optimizer(config: requests.OptimizerConfig | None) -> None:
+    """NotSupported unless the optimizer is AdamW."""
+    if config is not None and config.type != "adamw":
+        raise NotSupported(f"optimizer_config.type: {config.type!r} is not supported; use 'adamw'")
+
+
+def optim_step(raw: bytes) -> ops.OptimStep:
+    """An AdamW step."""
+    asked = requests.decode(raw, requests.OptimStep)
+    if asked.optimizer_params is not None:
+        family = asked.optimizer_params.get("type")
+        raise NotSupported(
+            f"optimizer_params.type: {family!r} is not supported; send adam_params (AdamW)"
+        )
+    if (adam := asked.adam_params) is None:
+        raise InvalidRequest("adam_params: missing; send AdamParams with the step")
+    _check_number("learning_rate", adam.learning_rate)
+    _check_number("beta1", adam.beta1, below=1.0)
+    _check_number("beta2", adam.beta2, below=1.0)
+    _check_number("eps", adam.eps)
+    _check_number("weight_decay", adam.weight_decay)
+    _check_number("grad_clip_norm", adam.grad_clip_norm)
+    return ops.OptimStep(
+        learning_rate=adam.learning_rate,
+        beta1=adam.beta1,
+        beta2=adam.beta2,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        grad_clip_norm=adam.grad_clip_norm,
+    )
+
+
+def save_weights(raw: bytes) -> ops.SaveWeights:
+    """A named checkpoint with optimizer state."""
+    asked = requests.decode(raw, requests.SaveWeights)
+    return ops.SaveWeights(
+        name=ids.check_name(asked.path),
+        overwrite=asked.overwrite,
+        ttl_s=_checked_ttl(asked.ttl_seconds),
+        user_metadata=asked.user_metadata or {},
+    )
+
+
+def save_weights_for_sampler(raw: bytes, session_id: str) -> ops.SaveWeightsForSampler:
+    """Weights to sample from, named or as a sampling session of ``session_id``.
+
+    An ``inflight`` sampler is a snapshot of the moment it is saved.
+    """
+    asked = requests.decode(raw, requests.SaveWeightsForSampler)
+    order = asked.sampling_session_seq_id
+    if (asked.path is None) == (order is None):
+        raise InvalidRequest(
+            "path, sampling_session_seq_id: exactly one is needed; "
+            "the first names the weights, the second makes a sampling session of them"
+        )
+    return ops.SaveWeightsForSampler(
+        name=None if asked.path is None else ids.check_name(asked.path),
+        sampling_session_id=None if order is None else ids.sampler_id(session_id, order),
+        ttl_s=_checked_ttl(asked.ttl_seconds),
+        user_metadata=asked.user_metadata or {},
+    )
+
+
+def load_weights(raw: bytes) -> ops.LoadWeights:
+    """A load into an existing model; whether the checkpoint can be loaded is not decided here."""
+    asked = requests.decode(raw, requests.LoadWeights)
+    check_no_token(asked.weights_access_token)
+    return ops.LoadWeights(path=asked.path, with_optimizer=asked.optimizer)
+
+
+def check_no_token(weights_access_token: str | None) -> None:
+    """NotSupported when a request brings a token for someone else's weights."""
+    if weights_access_token is not None:
+        raise NotSupported(
+            "weights_access_token: not supported; load checkpoints of your own API key"
+        )
+
+
+def _checked_ttl(ttl_s: int | None) -> int | None:
+    if ttl_s is not None and not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
+        raise InvalidRequest(
+            f"ttl_seconds: {ttl_s} is outside {MIN_TTL_S} (an hour) to {MAX_TTL_S} (ten years); "
+            "leave it out to keep the checkpoint"
+        )
+    return ttl_s
+
+
+def _check_number(field: str, value: float, *, below: float = math.inf) -> None:
+    # NaN fails the comparison.
+    if not 0.0 <= value < below:
+        limit = "a finite number from 0" if below == math.inf else f"from 0 and below {below:g}"
+        raise InvalidRequest(f"adam_params.{field}: {value} is not {limit}")

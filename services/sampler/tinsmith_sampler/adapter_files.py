@@ -1,0 +1,149 @@
+"""A PEFT adapter's files, read and checked against the base model, as an Adapter.
+
+Only LoRA as it is in ``adapter_model.safetensors`` and ``adapter_config.json`` is understood.
+Whatever else PEFT can do to a model is refused, since leaving it out would change the numbers
+without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+
+from tinsmith.errors import InvalidRequest
+from tinsmith_sampler.linear_kernels import FrozenLinear
+from tinsmith_sampler.lora_layers import Adapter, LoraDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+
+_NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class PeftConfig(msgspec.Struct, frozen=True):
+    """The part of ``adapter_config.json`` that decides what the tensors mean."""
+
+    r: int
+    lora_alpha: float
+    peft_type: Literal["LORA"] = "LORA"
+    use_dora: Literal[False] = False
+    use_rslora: Literal[False] = False
+    fan_in_fan_out: Literal[False] = False
+    bias: Literal["none"] = "none"
+    rank_pattern: dict[str, Any] = {}
+    alpha_pattern: dict[str, Any] = {}
+    modules_to_save: list[str] | None = None
+
+
+class AdapterReader:
+    """Turns files into adapters for one base model; thread-safe."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, tuple[int, int]],
+        *,
+        dtype: torch.dtype,
+        device: str,
+        max_rank: int,
+    ) -> None:
+        self._layers = layers  # name -> (in, out)
+        self._dtype = dtype
+        self._device = device
+        self._max_rank = max_rank
+
+    def read(self, version: str, files: Mapping[str, bytes]) -> Adapter:
+        """The adapter in ``files``; InvalidRequest names what is wrong with it."""
+        try:
+            config = self._config(_file(files, CONFIG))
+            pairs = _pairs(_tensors(_file(files, WEIGHTS)))
+            deltas = {layer: self._delta(layer, pair, config) for layer, pair in pairs.items()}
+        except InvalidRequest as problem:
+            raise InvalidRequest(f"adapter {version}: {problem}") from problem
+        return Adapter(version, deltas)
+
+    def _config(self, data: bytes) -> PeftConfig:
+        try:
+            config = msgspec.json.decode(data, type=PeftConfig)
+        except msgspec.DecodeError as problem:
+            raise InvalidRequest(f"{CONFIG}: {problem}; only plain LoRA is served") from problem
+        if not 1 <= config.r <= self._max_rank:
+            raise InvalidRequest(
+                f"{CONFIG}: r = {config.r} is not in 1..{self._max_rank}; "
+                "train with a lower rank, or raise the sampler's max_lora_rank"
+            )
+        for field in ("rank_pattern", "alpha_pattern", "modules_to_save"):
+            if getattr(config, field):
+                raise InvalidRequest(
+                    f"{CONFIG}: {field} = {getattr(config, field)!r} is not served; "
+                    "use one rank and alpha for all layers, and LoRA weights alone"
+                )
+        return config
+
+    def _delta(self, layer: str, pair: dict[str, torch.Tensor], config: PeftConfig) -> LoraDelta:
+        if layer not in self._layers:
+            raise InvalidRequest(f"{WEIGHTS}: the base model has no linear layer {layer!r}")
+        inputs, outputs = self._layers[layer]
+        down = _checked(pair, "A", layer, (config.r, inputs))
+        up = _checked(pair, "B", layer, (outputs, config.r))
+        scaled = up.float() * (config.lora_alpha / config.r)
+        return LoraDelta(
+            FrozenLinear(down.to(self._device, self._dtype)),
+            FrozenLinear(scaled.to(self._device, self._dtype)),
+        )
+
+
+def _file(files: Mapping[str, bytes], name: str) -> bytes:
+    if name not in files:
+        raise InvalidRequest(f"the file {name} is missing; there are {sorted(files)}")
+    return files[name]
+
+
+def _tensors(data: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return load_safetensors(data)
+    except SafetensorError as problem:
+        raise InvalidRequest(f"{WEIGHTS}: not readable: {problem}") from problem
+
+
+def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Layer name -> its A and its B."""
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise InvalidRequest(
+                f"{WEIGHTS}: {name!r} is not a LoRA weight of a linear layer; "
+                "names are base_model.model.<layer>.lora_A.weight and ...lora_B.weight"
+            )
+        pairs.setdefault(match["layer"], {})[match["side"]] = tensor
+    if not pairs:
+        raise InvalidRequest(f"{WEIGHTS}: it holds no tensor")
+    return pairs
+
+
+def _checked(
+    pair: Mapping[str, torch.Tensor], side: str, layer: str, shape: tuple[int, int]
+) -> torch.Tensor:
+    name = f"{layer}.lora_{side}"
+    if side not in pair:
+        raise InvalidRequest(f"{WEIGHTS}: {name} is missing")
+    tensor = pair[side]
+    if tuple(tensor.shape) != shape:
+        raise InvalidRequest(f"{WEIGHTS}: {name} is {list(tensor.shape)}, not {list(shape)}")
+    if tensor.dtype not in _FLOATS:
+        raise InvalidRequest(f"{WEIGHTS}: {name} is {tensor.dtype}, not float32, bfloat16, float16")
+    if not bool(torch.isfinite(tensor).all()):
+        raise InvalidRequest(
+            f"{WEIGHTS}: {name} has values that are not finite; go back to an earlier checkpoint "
+            "and lower the learning rate"
+        )
+    return tensor

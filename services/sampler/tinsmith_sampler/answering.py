@@ -1,0 +1,38 @@
+"""One sampling request on one engine: its rows and its score side by side, as one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tinsmith_sampler import rows
+from tinsmith_sampler.checks import check
+
+if TYPE_CHECKING:
+    from tinsmith.messages.sampling import Sample, SampleDone
+    from tinsmith_sampler.checks import Limits
+    from tinsmith_sampler.engine import Engine, Scored, Scoring
+
+
+async def answer(engine: Engine, sample: Sample, limits: Limits) -> SampleDone:
+    """Serve a request whose adapter is loaded; its rows share one pass over the prompt.
+
+    Raises the first error of any of its rows, after the others have been stopped. Cancelling
+    stops them all.
+    """
+    prompt = check(sample, limits)
+    try:
+        async with asyncio.TaskGroup() as group:
+            # The score comes first in the queue: the rows then find its pass over the prompt.
+            score = group.create_task(_score(engine, rows.scoring(sample, prompt)))
+            drawn = [
+                group.create_task(engine.generate(row), name=f"row {row.request_id}/{row.index}")
+                for row in rows.expand(sample, prompt, limits)
+            ]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
+    return rows.assemble(sample, [task.result() for task in drawn], score.result(), engine.plane)
+
+
+async def _score(engine: Engine, scoring: Scoring | None) -> Scored | None:
+    return None if scoring is None else await engine.score(scoring)

@@ -1,0 +1,119 @@
+"""Attention of a pass over sequences of different lengths, on the keys in the KV cache.
+
+A pass is a flat list of tokens from several sequences. Each sequence is attended on its own, over
+exactly its keys: no padding, no mask between sequences, so what a token sees is computed by the
+same call alone and in company.
+
+T = tokens of the pass, Q = query heads, H = key heads, D = head size, n = tokens of a segment,
+C = tokens of its context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tinsmith_sampler.kv_cache import KvCache
+
+NAME = "tinsmith"
+"""What a model's ``attn_implementation`` must be for its passes to come here."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Segment:
+    """Adjacent tokens of one sequence: the pass's tokens ``first`` to ``first + count``.
+
+    Their context is the slots from ``start`` to ``end``, the last ``count`` of them their own.
+    """
+
+    first: int
+    count: int
+    start: int
+    end: int
+    mask: torch.Tensor | None  # bool [n, C]; None: all is seen, or causal from the first token
+
+
+def causal_mask(count: int, position: int, device: str) -> torch.Tensor | None:
+    """What ``count`` tokens see that follow ``position`` earlier ones; None needs no mask."""
+    if count == 1 or position == 0:
+        return None
+    return torch.ones(count, position + count, dtype=torch.bool, device=device).tril_(position)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PassPlan:
+    """Where a pass's keys and values go, and what each of its tokens may see."""
+
+    cache: KvCache
+    slots: torch.Tensor  # int64 [T]
+    segments: Sequence[Segment]
+
+
+def attend(  # noqa: PLR0913  transformers calls it so
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    plan: PassPlan,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of a Hugging Face model: query [1, Q, T, D], key [1, H, T, D].
+
+    Returns [1, T, Q, D]; rows that no segment covers are zero.
+    """
+    if attention_mask is not None:
+        raise ValueError("a pass has no attention mask: its segments say what is seen")
+    keys, values = plan.cache.layer(module.layer_idx)  # type: ignore[arg-type]
+    keys.index_copy_(0, plan.slots, key[0].transpose(0, 1))
+    values.index_copy_(0, plan.slots, value[0].transpose(0, 1))
+    query_TQD = query[0].transpose(0, 1)
+    out_TQD = torch.zeros_like(query_TQD, memory_format=torch.contiguous_format)
+    for segment in plan.segments:
+        rows = slice(segment.first, segment.first + segment.count)
+        context = slice(segment.start, segment.end)
+        out_TQD[rows] = _attend_one(
+            query_TQD[rows], keys[context], values[context], segment.mask, scaling
+        )
+    return out_TQD.unsqueeze(0), None
+
+
+def _attend_one(
+    query_nQD: torch.Tensor,
+    keys_CHD: torch.Tensor,
+    values_CHD: torch.Tensor,
+    mask_nC: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """One sequence; returns [n, Q, D]."""
+    n, heads, dim = query_nQD.shape
+    keys, values = keys_CHD.transpose(0, 1)[None], values_CHD.transpose(0, 1)[None]
+    if n == 1:
+        # The query heads that share a key head are its rows: each key is then read once.
+        grouped = query_nQD.reshape(1, keys.shape[1], -1, dim)
+        out = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+        return out.reshape(1, heads, -1)
+    out = functional.scaled_dot_product_attention(
+        query_nQD.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=mask_nC,
+        is_causal=mask_nC is None,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def register() -> None:
+    """Make ``attn_implementation=NAME`` known to transformers."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

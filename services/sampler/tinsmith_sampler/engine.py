@@ -1,0 +1,142 @@
+"""What a sampling engine is: the protocol, and the values that go in and out of it.
+
+Two engines fit behind it, the built-in one on torch and SGLang. Both get tokens and give tokens;
+neither knows of queues, blobs or sessions. An adapter is named by its version, and a version
+names the same bits for ever, so nothing is ever replaced in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tinsmith.messages.sampling import SamplingParams
+
+StopReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Row:
+    """One continuation to draw. ``seed`` and ``max_tokens`` are those of this row."""
+
+    request_id: str
+    index: int
+    prompt: NDArray[np.int32]  # [n], n >= 1
+    adapter: str | None  # version of a loaded adapter; None: the base model
+    params: SamplingParams
+    seed: int  # in [0, 2**63 - 1)
+    max_tokens: int
+    topk: int = 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TopTokens:
+    """The k likeliest tokens at each position, best first; logprobs are raw."""
+
+    token_ids: NDArray[np.int32]  # [n, k]
+    logprobs: NDArray[np.float32]  # [n, k]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Generated:
+    """A finished row. The terminator is the last of ``tokens`` when one ended it.
+
+    ``logprobs`` are log_softmax of the logits at temperature 1, before top_k and top_p.
+    """
+
+    tokens: NDArray[np.int32]  # [n]
+    logprobs: NDArray[np.float32]  # [n]
+    stop_reason: StopReason
+    topk: TopTokens | None = None
+    cached_tokens: int = 0  # prompt tokens that needed no pass of their own
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Scoring:
+    """A prompt whose own tokens are to be scored; ``last_n`` None means all but the first."""
+
+    request_id: str
+    prompt: NDArray[np.int32]  # [n], n >= 1
+    adapter: str | None
+    topk: int = 0
+    last_n: int | None = None  # 1 .. n - 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Scored:
+    """Log-probability of each prompt token given those before it; NaN where not computed.
+
+    A ``topk`` row that was not computed holds the filler: token 0 at -99999.0.
+    """
+
+    logprobs: NDArray[np.float32]  # [n]
+    topk: TopTokens | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """How busy an engine is; a score counts as one row."""
+
+    running: int
+    queued: int
+    free_rows: int
+
+
+class Engine(Protocol):
+    """One replica of one base model. All methods belong to the event loop that called ``start``.
+
+    Cancelling the task that awaits ``generate`` or ``score`` frees what it held.
+    """
+
+    @property
+    def plane(self) -> str:
+        """What computes the numbers, e.g. ``torch/cpu/float32``."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this. Known after ``start``."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its continuation together. Known after ``start``."""
+
+    async def start(self) -> None:
+        """Load the model; StartupError when it cannot be served."""
+
+    async def generate(self, row: Row) -> Generated:
+        """Draw one continuation.
+
+        Raises ServerError when the engine fails or stops, Gone after ``abort``, UserError when
+        the row cannot be served as asked.
+        """
+
+    async def score(self, scoring: Scoring) -> Scored:
+        """Score a prompt; raises as ``generate`` does."""
+
+    async def load_adapter(self, version: str, files: Mapping[str, bytes]) -> None:
+        """Make an adapter usable, from its PEFT files; idempotent.
+
+        Raises InvalidRequest when the files are not a LoRA adapter of this base model.
+        """
+
+    async def unload_adapter(self, version: str) -> None:
+        """Forget an adapter; rows that run with it end as if it were still there."""
+
+    def abort(self, request_id: str) -> None:
+        """End all rows of a request soon; whoever awaits them gets Gone."""
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+
+    async def wait_ended(self) -> None:
+        """Return when the engine has been closed; raise ServerError when it has failed for good."""
+
+    async def close(self) -> None:
+        """Stop; whatever is pending fails with ServerError. Idempotent."""

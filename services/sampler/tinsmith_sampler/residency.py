@@ -1,0 +1,107 @@
+"""Which adapters an engine holds: the least recently used one makes room, unless it is in use.
+
+Everything happens on one event loop, so nothing changes hands between two awaits; an adapter is
+pinned before the first await that would let another caller evict it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from tinsmith_sampler.engine import Engine
+
+    Fetch = Callable[[], Awaitable[Mapping[str, bytes]]]
+
+
+class _Resident:
+    """One adapter that is loaded or on its way."""
+
+    def __init__(self) -> None:
+        self.pins = 0
+        self.is_loaded = False
+        self.failure: Exception | None = None
+        self.loading = asyncio.Lock()  # whoever comes second waits for the first one's load
+
+
+class AdapterResidency:
+    """Loads adapters into an engine when they are asked for, and at most ``limit`` of them."""
+
+    def __init__(self, engine: Engine, limit: int) -> None:
+        self._engine = engine
+        self._limit = limit
+        self._residents: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
+        self._admission = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """What is loaded, the least recently used first."""
+        return tuple(version for version, one in self._residents.items() if one.is_loaded)
+
+    @asynccontextmanager
+    async def hold(self, version: str, fetch: Fetch) -> AsyncIterator[None]:
+        """Inside the block the engine has this adapter; ``fetch`` gives its files if need be.
+
+        Waits while ``limit`` other adapters are all in use. A failure to fetch or load reaches
+        every caller that waits for this version, and leaves nothing behind.
+        """
+        known = version in self._residents
+        resident = self._pin(version) if known else await self._admit(version)
+        try:
+            async with resident.loading:
+                await self._load(version, resident, fetch)
+            yield
+        finally:
+            self._unpin(version, resident)
+
+    async def _admit(self, version: str) -> _Resident:
+        async with self._admission:
+            while version not in self._residents and len(self._residents) >= self._limit:
+                if not await self._evict():
+                    self._freed.clear()
+                    await self._freed.wait()
+            return self._pin(version)
+
+    async def _evict(self) -> bool:
+        """Unload the adapter unused for longest; False when all are in use."""
+        for version, resident in self._residents.items():
+            if resident.pins == 0:
+                del self._residents[version]
+                await self._engine.unload_adapter(version)
+                return True
+        return False
+
+    async def _load(self, version: str, resident: _Resident, fetch: Fetch) -> None:
+        if resident.failure is not None:
+            raise resident.failure
+        if resident.is_loaded:
+            return
+        try:
+            await self._engine.load_adapter(version, await fetch())
+        except Exception as failure:
+            resident.failure = failure
+            self._forget(version, resident)  # the next caller tries anew
+            raise
+        resident.is_loaded = True
+
+    def _pin(self, version: str) -> _Resident:
+        resident = self._residents.setdefault(version, _Resident())
+        resident.pins += 1
+        self._residents.move_to_end(version)
+        return resident
+
+    def _unpin(self, version: str, resident: _Resident) -> None:
+        resident.pins -= 1
+        if resident.pins == 0 and not resident.is_loaded:
+            self._forget(version, resident)
+        self._freed.set()
+
+    def _forget(self, version: str, resident: _Resident) -> None:
+        if self._residents.get(version) is resident:
+            del self._residents[version]

@@ -1,0 +1,122 @@
+"""How a Sample message becomes rows, and how what the engine made of them becomes a SampleDone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from tinsmith.messages.sampling import SampleDone, Sequence, TopK
+from tinsmith_sampler.checks import max_tokens
+from tinsmith_sampler.engine import Row, Scoring
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Ordered
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tinsmith.messages.sampling import Sample
+    from tinsmith_sampler.checks import Limits
+    from tinsmith_sampler.engine import Generated, Scored, TopTokens
+
+_SEEDS = 2**63 - 1
+
+
+def row_seed(seed: int, index: int) -> int:
+    """The seed of continuation ``index`` of a request with this seed, in [0, 2**63 - 1).
+
+    The first 8 bytes, little-endian, of blake3(seed as 8 bytes || index as 8 bytes), modulo
+    2**63 - 1: neighbouring seeds and indices give unrelated rows. ``seed`` is any 64-bit integer.
+    """
+    data = (seed % 2**64).to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(blake3(data).digest(8), "little") % _SEEDS
+
+
+def request_seed(sample: Sample) -> int:
+    """The seed asked for, or else one that a redelivery of the same request repeats."""
+    if sample.params.seed is not None:
+        return sample.params.seed
+    return int.from_bytes(blake3(sample.request_id.encode()).digest(8), "little")
+
+
+def expand(sample: Sample, prompt: NDArray[np.int32], limits: Limits) -> tuple[Row, ...]:
+    """One row for each of ``num_samples``; ``prompt`` and ``sample`` have passed ``check``."""
+    seed = request_seed(sample)
+    length = max_tokens(sample.params, len(prompt), limits)
+    return tuple(
+        Row(
+            request_id=sample.request_id,
+            index=index,
+            prompt=prompt,
+            adapter=version(sample),
+            params=sample.params,
+            seed=row_seed(seed, index),
+            max_tokens=length,
+            topk=sample.topk_sample_logprobs,
+        )
+        for index in range(sample.num_samples)
+    )
+
+
+def scoring(sample: Sample, prompt: NDArray[np.int32]) -> Scoring | None:
+    """What to score, or None when the request asks for no prompt log-probabilities."""
+    if not (sample.prompt_logprobs or sample.topk_prompt_logprobs):
+        return None
+    return Scoring(
+        request_id=sample.request_id,
+        prompt=prompt,
+        adapter=version(sample),
+        topk=sample.topk_prompt_logprobs,
+        last_n=sample.prompt_logprobs_last_n,
+    )
+
+
+def version(sample: Sample) -> str | None:
+    """The adapter version that a request names; None: the base model."""
+    return None if sample.adapter is None else sample.adapter.version
+
+
+def assemble(
+    sample: Sample, generated: Ordered[Generated], scored: Scored | None, plane: str
+) -> SampleDone:
+    """The reply; ``generated`` is in order of the rows' index."""
+    return SampleDone(
+        request_id=sample.request_id,
+        sequences=tuple(_sequence(row) for row in generated),
+        prompt_logprobs=_prompt_logprobs(sample, scored),
+        topk_prompt_logprobs=None if scored is None else _topk(scored.topk),
+        # The first of a request's tasks computes the prompt, the others find it there.
+        prompt_cache_hit_tokens=min(
+            one.cached_tokens for one in (*generated, scored) if one is not None
+        ),
+        weight_version=version(sample) or "",
+        plane=plane,
+    )
+
+
+def _prompt_logprobs(sample: Sample, scored: Scored | None) -> bytes | None:
+    if scored is None or not sample.prompt_logprobs:
+        return None
+    return scored.logprobs.astype("<f4", copy=False).tobytes()
+
+
+def _sequence(row: Generated) -> Sequence:
+    return Sequence(
+        tokens=row.tokens.astype("<i4", copy=False).tobytes(),
+        logprobs=row.logprobs.astype("<f4", copy=False).tobytes(),
+        stop_reason=row.stop_reason,
+        topk=_topk(row.topk),
+    )
+
+
+def _topk(top: TopTokens | None) -> TopK | None:
+    if top is None:
+        return None
+    length, k = top.token_ids.shape
+    return TopK(
+        token_ids=top.token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=top.logprobs.astype("<f4", copy=False).tobytes(),
+        k=k,
+        length=length,
+    )

@@ -1,0 +1,204 @@
+"""The work of the batcher: a row that is being drawn, a prompt that is being scored.
+
+A task owns what it collects; the batcher owns the room in the cache that a task points to.
+V = vocabulary, n = positions of one stretch of a prompt, k = top tokens per position.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from tinsmith.errors import InvalidRequest, ServerError
+from tinsmith_sampler.drawing import draw, uniform
+from tinsmith_sampler.engine import Generated, Row, Scored, Scoring, TopTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from tinsmith_sampler.engine import StopReason
+    from tinsmith_sampler.kv_cache import Extent
+    from tinsmith_sampler.lora_layers import Adapter
+    from tinsmith_sampler.prompts import Prompt
+    from tinsmith_sampler.stopping import Stopper
+
+Result = TypeVar("Result", Generated, Scored)
+
+FILLER = -99999.0
+"""Log-probability of token 0 in a top-k row that was not computed."""
+
+GROWTH = 64
+"""Tokens that a row has room for at first, and that it asks for at least when it needs more."""
+
+
+class Task(Generic[Result]):
+    """What the batcher serves: a prompt, its adapter, and the future that somebody awaits."""
+
+    def __init__(
+        self,
+        request: Row | Scoring,
+        adapter: Adapter | None,
+        future: Future[Result],
+        *,
+        needs_from: int,
+    ) -> None:
+        self.request_id = request.request_id
+        self.tokens = request.prompt
+        self.adapter = adapter
+        self.future: Future[Result] = future
+        self.needs_from = needs_from  # logits are needed of the prompt's positions from here on
+        self.age = 0  # the lower, the longer it has been here; set by the batcher
+        self.prompt: Prompt | None = None
+        self.cached_tokens = 0  # of the prompt, computed for somebody else
+
+    @property
+    def version(self) -> str | None:
+        """The version of its adapter."""
+        return None if self.adapter is None else self.adapter.version
+
+    def resolve(self, result: Result) -> None:
+        """Hand over the result."""
+        with suppress(InvalidStateError):  # its owner gave up a moment ago
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Hand over an error."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+    def not_finite(self) -> Exception:
+        """The error for logits that hold NaN or infinity."""
+        if self.adapter is None:
+            return ServerError("the base model's logits are not finite; check its files and dtype")
+        return InvalidRequest(
+            f"adapter {self.version}: the logits under it are not finite; go back to an earlier "
+            "checkpoint and lower the learning rate"
+        )
+
+
+class RowTask(Task[Generated]):
+    """One continuation. It can be begun anew at any time and draws the same tokens again."""
+
+    def __init__(
+        self,
+        row: Row,
+        adapter: Adapter | None,
+        future: Future[Generated],
+        new_stopper: Callable[[], Stopper],
+    ) -> None:
+        super().__init__(row, adapter, future, needs_from=len(row.prompt) - 1)
+        self.row = row
+        self.extent: Extent | None = None
+        self._reserves_all = False
+        self._new_stopper = new_stopper
+        self._forget()
+
+    def restart(self) -> None:
+        """It was sent back: forget what was drawn, and ask for all the room next time."""
+        self._reserves_all = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self.drawn: list[int] = []
+        self._logprobs: list[float] = []
+        self._topk: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._stopper = self._new_stopper()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has its first token, and so decodes."""
+        return bool(self.drawn)
+
+    @property
+    def position(self) -> int:
+        """Where its newest token goes: the tokens before it are in the cache."""
+        return len(self.tokens) + len(self.drawn) - 1
+
+    @property
+    def most(self) -> int:
+        """The most tokens that it can ever have in the cache."""
+        return len(self.tokens) + self.row.max_tokens
+
+    @property
+    def first_room(self) -> int:
+        """The tokens that it must have room for to begin."""
+        return self.most if self._reserves_all else min(self.most, len(self.tokens) + GROWTH)
+
+    @property
+    def next_room(self) -> int:
+        """The tokens to ask room for when there is none for the newest one."""
+        return min(self.most, self.position + 1 + max(GROWTH, len(self.drawn) // 2))
+
+    def advance(self, logits_V: torch.Tensor) -> Generated | None:
+        """Draw the next token from these logits; the result when that ends the row."""
+        total = torch.logsumexp(logits_V, 0)
+        if not bool(torch.isfinite(total)):
+            raise self.not_finite()
+        row = self.row
+        token = draw(logits_V, row.params, uniform(row.seed, len(self.drawn)))
+        self.drawn.append(token)
+        self._logprobs.append(float(logits_V[token] - total))
+        if row.topk:
+            values, ids = torch.topk(logits_V, row.topk)
+            self._topk.append((ids, values - total))
+        reason = self._stopper.after(token)
+        return None if reason is None else self._result(reason)
+
+    def _result(self, reason: StopReason) -> Generated:
+        topk = None
+        if self._topk:
+            ids, logprobs = zip(*self._topk, strict=True)
+            topk = TopTokens(
+                torch.stack(ids).cpu().numpy().astype(np.int32), torch.stack(logprobs).cpu().numpy()
+            )
+        return Generated(
+            tokens=np.array(self.drawn, dtype=np.int32),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            stop_reason=reason,
+            topk=topk,
+            cached_tokens=self.cached_tokens,
+        )
+
+
+class ScoreTask(Task[Scored]):
+    """The log-probabilities of a prompt's own tokens."""
+
+    def __init__(self, scoring: Scoring, adapter: Adapter | None, future: Future[Scored]) -> None:
+        length = len(scoring.prompt)
+        scored = length - 1 if scoring.last_n is None else scoring.last_n
+        super().__init__(scoring, adapter, future, needs_from=length - 1 - scored)
+        self._logprobs = np.full(length, np.nan, dtype=np.float32)
+        self._k = scoring.topk
+        self._topk_ids = np.zeros((length, self._k), dtype=np.int32)
+        self._topk_logprobs = np.full((length, self._k), FILLER, dtype=np.float32)
+
+    def restart(self) -> None:
+        """It was sent back; what is computed again replaces what was collected."""
+
+    def take(self, position: int, logits_nV: torch.Tensor) -> None:
+        """Take the logits of ``position`` and those after it; each scores the token behind it."""
+        count = min(len(logits_nV), len(self.tokens) - 1 - position)
+        if count <= 0:
+            return
+        logits_nV = logits_nV[:count]
+        total_n1 = torch.logsumexp(logits_nV, 1, keepdim=True)
+        if not bool(torch.isfinite(total_n1).all()):
+            raise self.not_finite()
+        rows = slice(position + 1, position + 1 + count)
+        targets = torch.from_numpy(self.tokens[rows].astype(np.int64)).to(logits_nV.device)
+        chosen_n1 = logits_nV.gather(1, targets[:, None]) - total_n1
+        self._logprobs[rows] = chosen_n1[:, 0].cpu().numpy()
+        if self._k:
+            values_nk, ids_nk = torch.topk(logits_nV, self._k, dim=1)
+            self._topk_ids[rows] = ids_nk.cpu().numpy()
+            self._topk_logprobs[rows] = (values_nk - total_n1).cpu().numpy()
+
+    def result(self) -> Scored:
+        """What was collected, once the whole prompt has been computed."""
+        topk = TopTokens(self._topk_ids, self._topk_logprobs) if self._k else None
+        return Scored(logprobs=self._logprobs, topk=topk, cached_tokens=self.cached_tokens)

@@ -1,0 +1,215 @@
+"""The part of ``tinsmith.bus.Bus`` that a gateway uses, in memory.
+
+Messages are kept encoded, as on the broker, so that one that cannot travel fails here too.
+``take`` and ``finish`` stand for the services on the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from blake3 import blake3
+
+from tinsmith import ids
+from tinsmith.bus import Subscription
+from tinsmith.errors import BrokerUnavailable, Busy
+from tinsmith.messages import ops, sampling
+from tinsmith.messages.base import decoder, encode
+from tinsmith.messages.services import SampleReady
+from tinsmith.messages.table import OP_DONE, OPS, SAMPLE_READY, SAMPLES
+
+
+class FakeBus:
+    """Set ``is_connected`` to False for a broker that is away, ``capacity`` for a small queue."""
+
+    def __init__(self):
+        self.is_connected = True
+        self.closed = asyncio.Event()
+        self.capacity = 1000
+        self.log = FakeLog(self)
+        self.results = FakeResults(self)
+        self.emitted = []
+        self.reads = 0
+        self._queued = {}
+        self._stored = {}
+        self._handlers = defaultdict(list)
+        self._watchers = defaultdict(list)
+        self._changed = asyncio.Condition()
+
+    def check(self):
+        if not self.is_connected:
+            raise BrokerUnavailable("the broker did not answer; is it running?")
+
+    async def emit(self, event, message):
+        self.check()
+        self.emitted.append(message)
+        for handler in self._handlers[event.template]:
+            handler(event.messages.decode(encode(message)))
+
+    async def listen(self, event, handler):
+        self._handlers[event.template].append(handler)
+
+        async def close():
+            self._handlers[event.template].remove(handler)
+
+        return Subscription(close)
+
+    @property
+    def listeners(self):
+        return sum(map(len, (*self._handlers.values(), *self._watchers.values())))
+
+    async def enqueue(self, queue, message, **tokens):
+        self.check()
+        subject = queue.subject(**tokens)
+        if subject not in self._queued:
+            if sum(key.startswith(queue.wildcard.partition("*")[0]) for key in self._queued) >= (
+                self.capacity
+            ):
+                raise Busy("the queue is full; send the same request again in a second")
+            self._queued[subject] = encode(message)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def is_queued(self, queue, **tokens):
+        self.check()
+        return queue.subject(**tokens) in self._queued
+
+    def queued(self, queue):
+        """All messages of a queue, oldest first."""
+        prefix = queue.wildcard.partition("*")[0]
+        return [
+            queue.messages.decode(data)
+            for subject, data in self._queued.items()
+            if subject.startswith(prefix)
+        ]
+
+    async def take(self, queue, seen):
+        """The oldest message whose id is not in ``seen``; it stays queued until finished."""
+        async with self._changed:
+            while True:
+                for message in self.queued(queue):
+                    if (key := _key(message)) not in seen:
+                        seen.add(key)
+                        return message
+                await self._changed.wait()
+
+    async def finish_op(self, op, result, *, ping=True):
+        """What a trainer does: the record, the acknowledgement, the ping."""
+        self.log.append(op, result)
+        self._queued.pop(OPS.subject(model=ids.token(op.model_id), seq=str(op.seq)))
+        if ping:
+            await self.emit(OP_DONE, ops.OpDone(model_id=op.model_id, seq=op.seq))
+
+    async def finish_sample(self, asked, result):
+        """What a sampler does."""
+        await self.results.put_first(asked.sampler_id, asked.seq, result)
+        tokens = {"sampler": ids.token(asked.sampler_id), "seq": str(asked.seq)}
+        pool = ids.pool_token(asked.base_model)
+        self._queued.pop(SAMPLES.subject(pool=pool, **tokens))
+        await self.emit(SAMPLE_READY, SampleReady(request_id=asked.request_id))
+
+    def table(self, entity):
+        return FakeTable(self, entity)
+
+
+class FakeTable:
+    """``watch`` tells of changes a little later, as a broker does."""
+
+    def __init__(self, bus, entity):
+        self._bus = bus
+        self._entity = entity
+
+    async def create(self, key, value):
+        if (existing := await self.get(key)) is not None:
+            return existing
+        await self.put(key, value)
+        return value
+
+    async def put(self, key, value):
+        self._bus.check()
+        self._bus._stored[self._entity.subject(id=key)] = encode(value)
+        self._tell(key, value)
+
+    async def get(self, key):
+        self._bus.check()
+        self._bus.reads += 1
+        data = self._bus._stored.get(self._entity.subject(id=key))
+        return None if data is None else self._entity.messages.decode(data)
+
+    async def delete(self, key):
+        self._bus.check()
+        self._bus._stored.pop(self._entity.subject(id=key), None)
+        self._tell(key, None)
+
+    async def watch(self, on_change):
+        self._bus.check()
+        prefix = self._entity.wildcard.removesuffix("*")
+        for subject, data in self._bus._stored.items():
+            if subject.startswith(prefix):
+                on_change(subject.removeprefix(prefix), self._entity.messages.decode(data))
+        self._bus._watchers[self._entity.template].append(on_change)
+
+        async def close():
+            self._bus._watchers[self._entity.template].remove(on_change)
+
+        return Subscription(close)
+
+    def _tell(self, key, value):
+        for on_change in self._bus._watchers[self._entity.template]:
+            asyncio.get_running_loop().call_soon(on_change, key, value)
+
+
+class FakeLog:
+    """Records by model and seq."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self._records = {}
+        self.is_blob_missing = False
+
+    def append(self, op, result):
+        encoded_op, encoded = encode(op), encode(result)
+        self._records[op.model_id, op.seq] = ops.Record(
+            model_id=op.model_id,
+            seq=op.seq,
+            epoch=1,
+            op=encoded_op,
+            op_blake3=blake3(encoded_op).hexdigest(),
+            result=encoded,
+            result_blake3=blake3(encoded).hexdigest(),
+            prev_blake3="0" * 64,
+        )
+
+    async def get(self, model_id, seq):
+        self._bus.check()
+        self._bus.reads += 1
+        return self._records.get((model_id, seq))
+
+    async def result(self, record):
+        return decoder(ops.OpResult).decode(record.result)
+
+    async def op(self, record):
+        return decoder(ops.Op).decode(record.op)
+
+
+class FakeResults:
+    """Sampling results, first writer wins."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self._results = {}
+
+    async def get(self, sampler_id, seq):
+        self._bus.check()
+        self._bus.reads += 1
+        data = self._results.get((sampler_id, seq))
+        return None if data is None else decoder(sampling.SampleResult).decode(data)
+
+    async def put_first(self, sampler_id, seq, result):
+        self._bus.check()
+        self._results.setdefault((sampler_id, seq), encode(result))
+
+
+def _key(message):
+    return (getattr(message, "model_id", None) or message.sampler_id, getattr(message, "seq", 0))
