@@ -20,8 +20,7 @@ from tinsmith.testing import tiny_model
 MODEL = "tiny/llama"
 START_PATIENCE_S = 120.0
 CLIENT_WARNINGS = (
-    # The client's own: it opens loops and sockets that it leaves to the interpreter.
-    "ignore::ResourceWarning",
+    # The client's own.
     "ignore::DeprecationWarning",
     "ignore::UserWarning",
     "ignore::pytest.PytestUnraisableExceptionWarning",

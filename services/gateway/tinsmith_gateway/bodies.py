@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+from aiohttp import web
 
 from tinsmith.errors import InvalidRequest, TooLarge
 from tinsmith_gateway.gateway import GATEWAY
@@ -24,7 +26,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
+    from tinsmith_gateway.config import GatewayConfig
 
 T = TypeVar("T")
 
@@ -52,6 +54,22 @@ class BodyTooLarge(TooLarge):
         self.prefix = prefix
 
 
+class Limits(NamedTuple):
+    """How large a body may be as it arrives, and decompressed; and what sets that."""
+
+    received: int
+    inflated: int
+    setting: str
+
+    def exceeded(self, limit: str, prefix: bytes) -> BodyTooLarge:
+        """The error of a body that is larger."""
+        return BodyTooLarge(
+            f"request body: over the limit of {limit}; send fewer or shorter items per request, "
+            f"or raise {self.setting}",
+            prefix,
+        )
+
+
 async def read_json(request: web.Request, type_: type[T]) -> T:
     """A JSON body as ``type_``; see ``read`` for errors, and InvalidRequest."""
     return requests.decode(await read(request, JSON), type_)
@@ -62,8 +80,8 @@ async def read(request: web.Request, content_type: str) -> bytes:
 
     Raises:
         UnsupportedBody: another content type, or an unknown compression.
-        BodyTooLarge: over ``max_body_bytes`` or ``max_inflated_bytes``.
-        InvalidRequest: it cannot be decompressed.
+        BodyTooLarge: over the limits of its content type.
+        InvalidRequest: it broke off, or cannot be decompressed.
     """
     if request.content_type != content_type:
         raise UnsupportedBody(
@@ -75,48 +93,55 @@ async def read(request: web.Request, content_type: str) -> bytes:
         raise UnsupportedBody(
             f"Content-Encoding: {coding!r} is unknown; send zstd, gzip or identity"
         )
-    config = request.app[GATEWAY].config
-    raw = await _receive(request, coding, config.max_body_bytes)
+    limits = _limits(request.app[GATEWAY].config, content_type)
+    raw = await _receive(request, coding, limits)
     if coding == "identity":
         return raw
-    return await asyncio.to_thread(inflate, raw, coding, config.max_inflated_bytes)
+    return await asyncio.to_thread(inflate, raw, coding, limits)
 
 
-async def _receive(request: web.Request, coding: str, limit: int) -> bytes:
+def _limits(config: GatewayConfig, content_type: str) -> Limits:
+    if content_type == JSON:
+        return Limits(config.max_json_bytes, config.max_json_bytes, "gateway.max_json_bytes")
+    return Limits(
+        config.max_body_bytes,
+        config.max_inflated_bytes,
+        "gateway.max_body_bytes and gateway.max_inflated_bytes",
+    )
+
+
+async def _receive(request: web.Request, coding: str, limits: Limits) -> bytes:
     parts: list[bytes] = []
     size = 0
-    async for part in request.content.iter_any():
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            received = b"".join(parts)
-            raise BodyTooLarge(
-                f"request body: over the limit of {limit} bytes; send fewer or shorter datums "
-                "per request, or raise gateway.max_body_bytes",
-                received[:PREFIX_BYTES] if coding == "identity" else _prefix(received, coding),
-            )
+    try:
+        async for part in request.content.iter_any():
+            parts.append(part)
+            size += len(part)
+            if size > limits.received:
+                prefix = _prefix(b"".join(parts), coding)
+                raise limits.exceeded(f"{limits.received} bytes", prefix)
+    except (ConnectionError, web.RequestPayloadError) as error:
+        raise InvalidRequest(f"request body: broken off after {size} bytes") from error
     return b"".join(parts)
 
 
-def inflate(raw: bytes, coding: str, limit: int) -> bytes:
-    """``raw`` decompressed to at most ``limit`` bytes; never holds more than that."""
+def inflate(raw: bytes, coding: str, limits: Limits) -> bytes:
+    """``raw`` decompressed; never holds more than ``limits`` allow."""
     decoder = _DECODERS[coding]()
     try:
-        data = decoder.decompress(raw, limit + 1)
+        data = decoder.decompress(raw, limits.inflated + 1)
     except (zlib.error, zstd.ZstdError) as error:
         raise InvalidRequest(f"request body: not valid {coding} ({error})") from error
-    if len(data) > limit:
-        raise BodyTooLarge(
-            f"request body: over the limit of {limit} bytes once decompressed; send fewer or "
-            "shorter datums per request, or raise gateway.max_inflated_bytes",
-            data[:PREFIX_BYTES],
-        )
+    if len(data) > limits.inflated:
+        raise limits.exceeded(f"{limits.inflated} bytes once decompressed", data[:PREFIX_BYTES])
     if not decoder.eof or decoder.unused_data:
         raise InvalidRequest(f"request body: not exactly one complete {coding} stream")
     return data
 
 
 def _prefix(raw: bytes, coding: str) -> bytes:
+    if coding == "identity":
+        return raw[:PREFIX_BYTES]
     try:
         return _DECODERS[coding]().decompress(raw, PREFIX_BYTES)
     except (zlib.error, zstd.ZstdError):

@@ -24,9 +24,11 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """File with one key a line, ``#`` starts a comment. Without this and ``api_keys``, the key in
     ``data_dir`` that ``tinsmith up`` has made is the only one."""
     max_body_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
-    """Largest request body as it is received; the client's chunks are about 5 MB."""
+    """Largest training request as it is received; the client's chunks are about 5 MB."""
     max_inflated_bytes: Annotated[int, Meta(ge=MIB)] = 256 * MIB
-    """Largest request body once decompressed, and largest sparse tensor once made dense."""
+    """Largest training request once decompressed, and with its sparse tensors made dense."""
+    max_json_bytes: Annotated[int, Meta(ge=MIB)] = 16 * MIB
+    """Largest request in JSON, decompressed; all others wait while one is decoded."""
     compress_training_requests: bool = False
     """Ask clients to send training data as zstd: less network, more work on both sides."""
     max_samples: Annotated[int, Meta(ge=1)] = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LOOKS_AT_ONCE = 64  # thousands of polls must not stand in a heartbeat's way to the broker
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -48,6 +51,7 @@ class Futures:
         self._config = config
         self._subscriptions = AsyncExitStack()
         self._is_closing = False
+        self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
         self.waiters = Waiters()
 
     async def start(self) -> None:
@@ -75,7 +79,10 @@ class Futures:
             NotFound: nothing was asked for under this id, or not by ``owner``.
             ServerError: there is a result, but it cannot be read.
         """
-        work = await self._whereabouts.of(owner, request_id)
+        try:
+            work = await self._whereabouts.of(owner, request_id)
+        except BrokerUnavailable as error:
+            return Pending("paused_capacity", str(error))
         with self.waiters.waiting(request_id) as woken:
             return await self._wait(work, woken)
 
@@ -91,13 +98,16 @@ class Futures:
             left_s = deadline - clock()
             if not isinstance(found, Pending) or left_s <= 0 or self._is_closing:
                 return found
-            await _wait_for(woken, min(left_s, self._config.recheck_s))
+            # Spread out: polls that came together would otherwise look together for ever.
+            pause_s = self._config.recheck_s * random.uniform(0.5, 1.5)
+            await _wait_for(woken, min(left_s, pause_s))
 
     async def _look(self, work: Work, *, is_first: bool) -> Payload | Pending:
         try:
-            found = await work.stored()
-            if found is None and is_first:
-                found = await self._check_queued(work)
+            async with self._looks:
+                found = await work.stored()
+                if found is None and is_first:
+                    found = await self._check_queued(work)
         except BrokerUnavailable as error:
             # An error here would be polled again at once: waiting is kinder to all.
             return Pending("paused_capacity", str(error))

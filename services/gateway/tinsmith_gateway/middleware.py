@@ -50,8 +50,6 @@ async def report_errors(request: web.Request, handler: Handler) -> web.StreamRes
         message = f"{request.method} {request.path}: {error.reason}"
         keep = {k: v for k, v in error.headers.items() if k == "Allow"}
         return responses.detail(error.status, message, headers=keep)
-    except web.RequestPayloadError as error:
-        return responses.detail(400, f"request body: broken off or malformed ({error})")
     except Exception:
         log.exception("request crashed")
         return responses.detail(500, crash_message())

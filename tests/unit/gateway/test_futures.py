@@ -54,7 +54,7 @@ def request_id(op):
 
 async def held(rig, count=1):
     """Waits until so many polls are held."""
-    while len(rig.gateway.futures.waiters) < count:  # noqa: ASYNC110 - it has no event
+    while len(rig.gateway.futures.waiters) < count:
         await asyncio.sleep(0.001)
 
 
@@ -269,6 +269,13 @@ async def test_a_broker_that_is_away_makes_the_poll_wait_and_not_fail(rig, op):
     assert time.monotonic() - started >= rig.gateway.config.long_poll_s
     assert (answer.status, answer.json["queue_state"]) == (408, "paused_capacity")
     assert "is it running?" in answer.json["queue_state_reason"]
+
+
+async def test_a_broker_that_is_away_when_the_owner_is_looked_up_fails_nothing(rig, op):
+    rig.gateway.registry.runs.apply(ids.token(op.model_id), None)
+    rig.bus.is_connected = False
+
+    assert (await rig.poll(request_id(op))).status == 408
 
 
 async def test_a_broker_that_comes_back_ends_the_wait(rig, op, patient):

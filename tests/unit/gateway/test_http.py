@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
 import pytest
+import structlog
 from backports import zstd
 
 from tinsmith.messages.ops import ForwardBackward, Refused
 from tinsmith.messages.table import OPS
 from tinsmith_gateway.config import MIB, GatewayConfig
 
+KEY = "tml-alice"
 ZSTD = {"Content-Encoding": "zstd"}
 
 
 @pytest.fixture
 def config():
-    return GatewayConfig(long_poll_s=0.3, max_body_bytes=MIB, max_inflated_bytes=2 * MIB)
+    return GatewayConfig(
+        long_poll_s=0.3, max_body_bytes=MIB, max_inflated_bytes=2 * MIB, max_json_bytes=MIB
+    )
 
 
 async def body_of(rig, message, **kwargs):
@@ -129,6 +134,21 @@ async def test_a_small_body_that_becomes_large_is_413(rig):
 
     assert len(bomb) < 10_000
     assert (answer.status, "decompressed" in answer.detail) == (413, True)
+
+
+async def test_a_body_that_breaks_off_is_no_crash(rig):
+    host, port = rig.url.removeprefix("http://").split(":")
+    head = f"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEY}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    with structlog.testing.capture_logs() as logs:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode())
+        await writer.drain()
+        writer.close()
+        while not logs:
+            await asyncio.sleep(0.001)
+
+    assert [(line["log_level"], line["event"]) for line in logs] == [("info", "request refused")]
 
 
 @pytest.mark.parametrize("compress", [bytes, zstd.compress])

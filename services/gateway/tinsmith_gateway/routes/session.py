@@ -11,17 +11,21 @@ from tinsmith_gateway.wire import requests
 from tinsmith_gateway.wire.results import JSON
 
 REFRESH_INTERVAL_S = 300
+CHUNK_BYTES = 5_000_000  # the client's default
 
 
 async def client_config(request: web.Request) -> web.Response:
     """Which of the client's optional ways of working this server takes part in."""
     await bodies.read(request, JSON)
+    config = request.app[GATEWAY].config
     return responses.of_json(
         {
             "pjwt_auth_enabled": False,
             "credential_default_source": "api_key",
             "parallel_fwdbwd_chunks": True,
-            "proto_compress_fwdbwd": request.app[GATEWAY].config.compress_training_requests,
+            # The client's own estimate of a chunk's size, which is a little low.
+            "fwdbwd_max_chunk_bytes_count": min(CHUNK_BYTES, config.max_body_bytes // 2),
+            "proto_compress_fwdbwd": config.compress_training_requests,
             "sample_use_retrieve_futures": False,
             "sample_join_sampling_session": False,
             "custom_loss_server_side": False,
