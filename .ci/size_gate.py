@@ -62,9 +62,11 @@ def over(kind: str, sizes: list[Sized], budget: Budget) -> list[str]:
     complaints = []
     if median > budget.median or p90 > budget.p90:
         complaints.append(f"{kind}: median {median:g} or p90 {p90:.0f} is over the budget")
-    for size in sizes:
-        if size.lines > budget.limit:
-            complaints.append(f"{size.where}: {size.lines} lines, over {budget.limit:g}")
+    complaints += [
+        f"{size.where}: {size.lines} lines, over {budget.limit:g}"
+        for size in sizes
+        if size.lines > budget.limit
+    ]
     return complaints
 
 

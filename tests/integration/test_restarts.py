@@ -6,10 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from tinker import types as T
-
 from tests.integration.conftest import connect
 from tests.integration.steps import X, Y, new_model, probe
+from tinker import types as T
 
 PATIENCE_S = 60.0
 

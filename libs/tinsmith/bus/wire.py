@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PUBLISH_TRY_S = 2.0  # one attempt; the broker syncs to disk before it acknowledges
 PUBLISH_PATIENCE_S = 10.0  # all attempts; then the caller hears of it
+READ_PATIENCE_S = 10.0
 RETRY_PAUSE_S = 0.1
 HEADER_SLACK = 64  # bytes: "NATS/1.0" and separators
 
@@ -96,13 +97,14 @@ def check_size(
 
 
 async def last(
-    js: JetStreamContext, stream: str, subject: str, *, patience_s: float = PUBLISH_PATIENCE_S
+    js: JetStreamContext, stream: str, subject: str, *, patience_s: float | None = None
 ) -> RawStreamMsg | None:
     """The newest message on ``subject`` (which may hold wildcards), or None.
 
     Raises:
         BrokerUnavailable: no answer within ``patience_s``.
     """
+    patience_s = READ_PATIENCE_S if patience_s is None else patience_s
     deadline = asyncio.get_running_loop().time() + patience_s
     while True:
         try:

@@ -13,6 +13,7 @@ from tinsmith.messages.registry import Sampler
 if TYPE_CHECKING:
     from tinsmith.messages.checkpoints import CommitCheckpoint
 
+
 def path_of(request: CommitCheckpoint) -> CheckpointPath:
     """Where the checkpoint will be found."""
     return CheckpointPath(request.model_id, request.kind, request.name)

@@ -10,7 +10,6 @@ from tinsmith.errors import BlobMissing, InvalidRequest, NotFound
 from tinsmith.messages import table
 from tinsmith.messages.checkpoints import Checkpoint, CommitCheckpoint, CommitCheckpointDone
 from tinsmith.service import run_service
-
 from tinsmith_checkpointer import manifest
 from tinsmith_checkpointer.config import CheckpointerConfig
 

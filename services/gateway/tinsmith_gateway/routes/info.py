@@ -24,7 +24,8 @@ async def get_info(request: web.Request) -> web.Response:
     run = await gateway.registry.run(request[OWNER], asked.model_id)
     data = {"model_name": run.base_model}
     if (served := gateway.models.describe(run.base_model)) is not None:
-        data |= {"arch": served.arch, "tokenizer_id": served.tokenizer_id}
+        # Without a tokenizer id the client goes by the model's name.
+        data |= {"arch": served.arch, "tokenizer_id": served.tokenizer_id or run.base_model}
     return responses.of_json(
         {
             "type": "get_info",
