@@ -42,10 +42,7 @@ def _fits(length: int, longest: int, rows: int, token_budget: int) -> bool:
 
 
 def _bucket(length: int) -> int:
-    """Bounds at 64, 96, 128, 192, 256, 384, ...: two per octave.
-
-    The upper bound of the bucket that ``length`` falls into.
-    """
+    """The upper bound of the bucket of ``length``: 64, 96, 128, 192, 256, ..., two per octave."""
     bound = _SMALLEST_BUCKET
     while bound < length:
         middle = bound + bound // 2

@@ -225,6 +225,16 @@ def test_a_bad_op_leaves_the_gradient_as_it_was(
     assert torch.equal(gradient(engine), before)
 
 
+def test_a_gradient_that_no_step_could_use_is_refused_at_once(engine: TrainingEngine, model: str):
+    engine.forward_backward(model, cross_entropy(Y))
+    before = gradient(engine).clone()
+
+    with pytest.raises(InvalidRequest, match=r"gradient: its norm is .* over the limit of 1e\+18"):
+        engine.forward_backward(model, cross_entropy(datum([1, 2], weights=[1e20, 1e20])))
+
+    assert torch.equal(gradient(engine), before)
+
+
 def test_a_failure_between_passes_leaves_no_half_gradient(
     engine: TrainingEngine, model: str, monkeypatch: pytest.MonkeyPatch
 ):
