@@ -6,6 +6,7 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+WIRE   := services/gateway/tinsmith_gateway/proto
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
@@ -33,7 +34,9 @@ bench: $(STAMP) ## step time through the server against a bare torch+peft loop, 
 	@$(ENV) $(BIN)/python -m tests.bench.step
 
 proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.md
-	@$(BIN)/python services/gateway/tinsmith_gateway/proto/generate.py
+	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip install --quiet 'grpcio-tools==1.76.*'
+	@.venv-proto/bin/python -m grpc_tools.protoc -I $(WIRE) --python_out $(WIRE) --pyi_out $(WIRE) tinsmith_wire.proto
 	@$(BIN)/python -m tinsmith.messages.describe > docs/protocol.md
 
 clean: ## remove the environment

@@ -75,13 +75,17 @@ class BlobStore:
 
         Raises:
             BlobMissing: they are absent, or not the bytes that were stored.
+            ServerError: the store cannot be read now; it may come back.
         """
         try:
             result = await obstore.get_async(self._store, _key(ref))
             data = bytes(await result.bytes_async())
-        except (FileNotFoundError, obstore.exceptions.BaseError) as exc:
-            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}: {exc}"
+        except FileNotFoundError as exc:
+            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
             raise BlobMissing(msg) from exc
+        except (OSError, obstore.exceptions.BaseError) as exc:
+            msg = f"blob store {self._where} cannot be read: {exc}"
+            raise ServerError(msg) from exc
         if len(data) != ref.size or await _digest(data) != ref.blake3:
             msg = f"blob {ref.blake3} in {self._where} is damaged: its bytes have another digest"
             raise BlobMissing(msg)

@@ -67,7 +67,7 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        """How many optimizer steps are behind these weights since they were last loaded."""
+        """Optimizer steps behind these weights, counted from when the optimizer was fresh."""
         return self.optimizer.steps
 
 
