@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith.bus.connection import Bus
-from tinsmith.bus.log import CommitLog, LogWriter
+from tinsmith.bus.log import CommitLog, Encoded, LogWriter
 from tinsmith.bus.pull import Delivery, Worklist
 from tinsmith.bus.results import ResultStore
 from tinsmith.bus.subscription import Subscription
@@ -13,6 +13,7 @@ __all__ = [
     "Bus",
     "CommitLog",
     "Delivery",
+    "Encoded",
     "LogWriter",
     "ResultStore",
     "Subscription",

@@ -7,9 +7,11 @@ tree), which gives order, fencing and exactly-once effect in one write.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 from blake3 import blake3
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -20,7 +22,7 @@ from tinsmith.bus.pull import Pull
 from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
 from tinsmith.errors import Fenced
 from tinsmith.messages.base import BlobRef, decoder, encode
-from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record
+from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record, StateSaved
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
 
 if TYPE_CHECKING:
@@ -43,6 +45,14 @@ READ_BATCH = 100
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """An op's bytes, and where they lie if they are large."""
+
+    data: bytes
+    ref: BlobRef | None = None
+
+
+@dataclass(frozen=True)
 class Head:
     """Where a model's log ends."""
 
@@ -61,7 +71,7 @@ class CommitLog:
 
     async def get(self, model_id: str, seq: int) -> Record | None:
         """The record of op ``seq``, or None while it has not happened."""
-        found = await last(self._js, LOG_STREAM, _subject(model_id, f"op-{seq}"))
+        found = await last(self._js, LOG_STREAM, _subject(model_id, "op", seq))
         return None if found is None else _ENTRIES.decode(found.data or b"")
 
     async def result(self, record: Record) -> OpResult:
@@ -76,20 +86,35 @@ class CommitLog:
 
     async def head(self, model_id: str) -> Head:
         """The end of the model's log as the broker has it."""
-        found = await last(self._js, LOG_STREAM, _subject(model_id, "*"))
+        found = await last(self._js, LOG_STREAM, _subject(model_id))
         if found is None:
             return Head(0, GENESIS, 0)
         data = found.data or b""
         return Head(found.seq or 0, blake3(data).hexdigest(), _ENTRIES.decode(data).epoch)
 
-    async def entries(self, model_id: str) -> AsyncIterator[LogEntry]:
-        """Every entry of the model in order, from the first to the present last."""
+    async def newest_state(self, model_id: str) -> StateSaved | None:
+        """The newest saved state of the model, from which a new owner starts."""
+        found = await last(self._js, LOG_STREAM, _subject(model_id, "state"))
+        return None if found is None else _ENTRIES.decode(found.data or b"")
+
+    async def entries(
+        self, model_id: str, *, from_op: int | None = None
+    ) -> AsyncIterator[LogEntry]:
+        """Every entry of the model in order up to the present last.
+
+        With ``from_op`` the first one is the record of that op; there are none without it.
+        """
         end = await self.head(model_id)
-        if end.stream_seq == 0:
+        start = 1
+        if from_op is not None:
+            found = await last(self._js, LOG_STREAM, _subject(model_id, "op", from_op))
+            start = end.stream_seq + 1 if found is None else found.seq or 0
+        if start > end.stream_seq:
             return
         config = ConsumerConfig(
-            filter_subject=_subject(model_id, "*"),
-            deliver_policy=DeliverPolicy.ALL,
+            filter_subject=_subject(model_id),
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=start,
             ack_policy=AckPolicy.NONE,
             mem_storage=True,
             inactive_threshold=30.0,
@@ -100,14 +125,18 @@ class CommitLog:
             if msg.metadata.sequence.stream >= end.stream_seq:
                 return
 
-    async def take(self, model_id: str, trainer_id: str) -> LogWriter:
+    async def take(
+        self, model_id: str, trainer_id: str, environment: dict[str, str] | None = None
+    ) -> LogWriter:
         """Become the model's owner: from now on every earlier owner's append fails.
+
+        ``environment`` is what the owner computes with.
 
         Raises:
             Fenced: another trainer took it in the same moment.
         """
         writer = LogWriter(self._connection, self._blobs, model_id, await self.head(model_id))
-        await writer.own(trainer_id)
+        await writer.own(trainer_id, environment or {})
         return writer
 
     async def _bytes(self, inline: bytes | None, ref: BlobRef | None) -> bytes:
@@ -133,25 +162,29 @@ class LogWriter:
         self._blobs = blobs
         self._model_id = model_id
         self._head = head
+        self._turn = asyncio.Lock()  # one append at a time: each names the one before it
 
     @property
     def epoch(self) -> int:
         """The owner's epoch; rises with every take-over."""
         return self._head.epoch
 
-    async def own(self, trainer_id: str) -> None:
+    async def own(self, trainer_id: str, environment: dict[str, str]) -> None:
         """Append the entry that fences every earlier owner."""
         epoch = self._head.epoch + 1
         entry = Owned(
             model_id=self._model_id,
             epoch=epoch,
             trainer_id=trainer_id,
-            prev_blake3=self._head.blake3,
+            environment=environment,
+            prev_blake3="",
         )
-        await self._append(f"own-{epoch}", entry)
+        await self._append("own", epoch, entry)
 
-    async def commit(self, seq: int, op: bytes, op_ref: BlobRef | None, result: OpResult) -> Record:
-        """Make op ``seq`` happen; ``op`` is its encoding, ``op_ref`` where that lies if large.
+    async def commit(
+        self, seq: int, op: Encoded, result: OpResult, *, state_blake3: str = ""
+    ) -> None:
+        """Make op ``seq`` happen; ``state_blake3`` is the model's after it, if it changed.
 
         Raises:
             Fenced: another owner has written; the caller's state of the model is void.
@@ -163,47 +196,60 @@ class LogWriter:
             model_id=self._model_id,
             seq=seq,
             epoch=self.epoch,
-            op=None if op_ref else op,
-            op_ref=op_ref,
-            op_blake3=blake3(op).hexdigest(),
+            op=None if op.ref else op.data,
+            op_ref=op.ref,
+            op_blake3=blake3(op.data).hexdigest(),
             result=None if large else encoded,
             result_ref=await self._blobs.put(encoded) if large else None,
             result_blake3=blake3(encoded).hexdigest(),
-            prev_blake3=self._head.blake3,
+            state_blake3=state_blake3,
+            prev_blake3="",
         )
-        await self._append(f"op-{seq}", record)
-        return record
+        await self._append("op", seq, record)
 
-    async def _append(self, entry: str, value: LogEntry) -> None:
-        data = encode(value)
-        digest = blake3(data).hexdigest()
-        headers = {
-            "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
-            "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id, "*"),
-        }
-        try:
-            stream_seq = await publish(
-                self._connection,
-                _subject(self._model_id, entry),
-                data,
-                headers=headers,
-                patience_s=COMMIT_PATIENCE_S,
-            )
-        except Rejected as exc:
-            if exc.code != ERR_WRONG_LAST_SEQUENCE:
-                raise
-            stream_seq = await self._ours(entry, digest)
-        self._head = Head(stream_seq, digest, value.epoch)
+    async def save_state(self, seq: int, parts: dict[str, BlobRef], *, state_blake3: str) -> None:
+        """Note that the model after op ``seq`` lies in ``parts``; raises as ``commit``."""
+        entry = StateSaved(
+            model_id=self._model_id,
+            seq=seq,
+            epoch=self.epoch,
+            state_blake3=state_blake3,
+            parts=parts,
+            prev_blake3="",
+        )
+        await self._append("state", seq, entry)
 
-    async def _ours(self, entry: str, digest: str) -> int:
+    async def _append(self, kind: str, number: int, entry: LogEntry) -> None:
+        """Append ``entry``, chained to the one before it."""
+        async with self._turn:
+            chained = msgspec.structs.replace(entry, prev_blake3=self._head.blake3)
+            data = encode(chained)
+            digest = blake3(data).hexdigest()
+            headers = {
+                "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
+                "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id),
+            }
+            subject = _subject(self._model_id, kind, number)
+            try:
+                stream_seq = await publish(
+                    self._connection, subject, data, headers=headers, patience_s=COMMIT_PATIENCE_S
+                )
+            except Rejected as exc:
+                if exc.code != ERR_WRONG_LAST_SEQUENCE:
+                    raise
+                stream_seq = await self._ours(subject, digest)
+            self._head = Head(stream_seq, digest, entry.epoch)
+
+    async def _ours(self, subject: str, digest: str) -> int:
         """A refused append may be our own, whose acknowledgement was lost."""
-        subject = _subject(self._model_id, "*")
-        found = await last(self._connection[1], LOG_STREAM, subject)
+        found = await last(self._connection[1], LOG_STREAM, _subject(self._model_id))
         if found is not None and blake3(found.data or b"").hexdigest() == digest:
             return found.seq or 0
-        msg = f"{self._model_id}: another owner has written to the log; entry {entry} is refused"
+        msg = f"{self._model_id}: another owner has written to the log; {subject} is refused"
         raise Fenced(msg)
 
 
-def _subject(model_id: str, entry: str) -> str:
-    return LOG_TEMPLATE.subject(model=ids.token(model_id), entry=entry)
+def _subject(model_id: str, kind: str = "*", number: int | None = None) -> str:
+    return LOG_TEMPLATE.subject(
+        model=ids.token(model_id), kind=kind, number="*" if number is None else str(number)
+    )

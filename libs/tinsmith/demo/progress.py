@@ -6,7 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,11 +25,16 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def step(console: Console, text: str) -> Iterator[None]:
-    """A spinner while it lasts, and one line with its duration when it is done."""
+    """A spinner and a clock while it lasts, and one line with its duration when it is done."""
     began = time.monotonic()
-    with console.status(text):
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        progress.add_task(text, total=None)
         yield
-    console.print(f"{text}: {time.monotonic() - began:.0f} s", highlight=False, soft_wrap=True)
+    lasted = f"{time.monotonic() - began:.0f} s"
+    console.print(f"{text}: {lasted}", markup=False, highlight=False, soft_wrap=True)
 
 
 def training_bar(console: Console, steps: Iterable[Step], total: int) -> Iterator[Step]:

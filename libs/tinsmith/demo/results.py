@@ -62,13 +62,12 @@ def write(results: Results, path: Path) -> None:
     content = {
         "base_model": results.base_model,
         "has_learned": results.has_learned,
-        "pass_rate": {"before": before, "after": after},
-        "training": {
-            "seconds": results.steps[-1].ended_s,
-            "tokens": sum(step.tokens for step in results.steps),
-            "tokens_per_s": results.tokens_per_s,
-            "loss_per_token": [step.loss_per_token for step in results.steps],
-        },
+        "pass_rate_before": before,
+        "pass_rate_after": after,
+        "training_seconds": results.steps[-1].ended_s,
+        "tokens": sum(step.tokens for step in results.steps),
+        "tokens_per_s": results.tokens_per_s,
+        "loss_per_token": [step.loss_per_token for step in results.steps],
         "checkpoint": results.checkpoint,
         "samples": [{"question": q, "before": b, "after": a} for q, b, a in samples],
     }

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,7 +20,6 @@ from tinsmith.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tinsmith.demo.results import Results
     from tinsmith.demo.server import Address
@@ -142,6 +142,11 @@ def _show_next_steps(address: Address, console: Console, *, keep: bool) -> None:
 
 
 def _up(address: Address) -> str:
-    script = shutil.which("tinsmith")
-    command = ["tinsmith"] if script else [sys.executable, "-m", "tinsmith"]
+    beside_python = Path(sys.executable).with_name("tinsmith")
+    if shutil.which("tinsmith"):
+        command = ["tinsmith"]
+    elif beside_python.exists():  # an environment that is not activated
+        command = [str(beside_python)]
+    else:
+        command = [sys.executable, "-m", "tinsmith"]
     return shlex.join([*command, "up", "--config", str(address.config)])

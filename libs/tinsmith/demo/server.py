@@ -62,7 +62,8 @@ def _quoted(text: str) -> str:
 def running(config: Path) -> Iterator[Address]:
     """Start the server, wait until it is ready, and stop it at the end.
 
-    To be entered in the main thread. The server's output goes to a file beside ``config``.
+    To be entered in the main thread, where SIGTERM then means what Ctrl-C does. The server's output
+    goes to a file beside ``config``.
 
     Raises:
         StartupError: it did not start.
@@ -71,11 +72,13 @@ def running(config: Path) -> Iterator[Address]:
     data_dir = config.parent
     log, ready_file = data_dir / LOG_FILE, data_dir / "ready.json"
     ready_file.unlink(missing_ok=True)
-    process = _start(config, log, ready_file)
     stopping = threading.Event()
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    process = _start(config, log, ready_file)
     try:
         ready = _when_ready(process, log, ready_file)
-        threading.Thread(target=_interrupt_at_end, args=(process, stopping), daemon=True).start()
+        watch = (process, stopping, threading.get_ident())
+        threading.Thread(target=_interrupt_at_end, args=watch, daemon=True).start()
         key_file = Path(ready["api_key_file"])
         yield Address(base_url=ready["base_url"], api_key_file=key_file, config=config)
     except KeyboardInterrupt:
@@ -85,6 +88,7 @@ def running(config: Path) -> Iterator[Address]:
     finally:
         stopping.set()
         _stop(process)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _start(config: Path, log: Path, ready_file: Path) -> subprocess.Popen[bytes]:
@@ -116,13 +120,14 @@ def _when_ready(process: subprocess.Popen[bytes], log: Path, ready_file: Path) -
     return ready
 
 
-def _interrupt_at_end(process: subprocess.Popen[bytes], stopping: threading.Event) -> None:
+def _interrupt_at_end(
+    process: subprocess.Popen[bytes], stopping: threading.Event, waiting_thread: int
+) -> None:
     """The client would wait minutes for a server that is gone."""
     process.wait()
     if not stopping.is_set():
-        main = threading.main_thread().ident
-        assert main is not None
-        signal.pthread_kill(main, signal.SIGINT)
+        # Not SIGINT, which is ignored in what a script runs in the background.
+        signal.pthread_kill(waiting_thread, signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

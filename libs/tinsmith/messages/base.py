@@ -23,9 +23,7 @@ def _tag(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class Message(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag=_tag
-):
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=_tag):
     """Base of everything on the bus; the tag is the class name in snake case."""
 
 
@@ -56,7 +54,11 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Encode one message; equal messages give equal bytes (dicts keep their insertion order)."""
+"""Encode one message; equal messages give equal bytes (dicts keep their insertion order).
+
+Every field is written: msgspec's ``omit_defaults`` compares by identity for most types, so that
+a value that was decoded would be encoded differently from the default that it equals.
+"""
 
 
 def decoder(type_: Any) -> msgspec.msgpack.Decoder[Any]:  # noqa: ANN401 - a type or a union

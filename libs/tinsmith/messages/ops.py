@@ -11,14 +11,14 @@ import msgspec
 from tinsmith.messages.base import BlobRef, Failed, Message, Tensor
 
 
-class Datum(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Datum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One training sequence: input tokens and the loss's per-token inputs by name."""
 
     tokens: Tensor  # int32 [n]
     inputs: dict[str, Tensor]  # e.g. target_tokens int64 [n], weights float32 [n]
 
 
-class LoraShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
     """Which matrices an adapter adapts, and how wide it is."""
 
     rank: int = 32
@@ -126,6 +126,7 @@ class ForwardBackwardDone(Message, frozen=True, kw_only=True):
 
     logprobs: tuple[Tensor, ...]  # float32, each of its datum's target_tokens shape
     metrics: dict[str, float]  # always has "loss:sum"
+    passes: tuple[tuple[int, ...], ...] = ()  # indices of the datums computed together, in order
 
 
 class OptimStepDone(Message, frozen=True, kw_only=True):
@@ -190,19 +191,36 @@ class Record(Message, frozen=True, kw_only=True):
     result: bytes | None = None  # the encoded OpResult, or
     result_ref: BlobRef | None = None
     result_blake3: str
-    prev_blake3: str  # of the previous record's bytes; 64 zeros for the first
+    state_blake3: str = ""  # of the model after an op that changed it: create, load, step
+    prev_blake3: str  # of the previous entry's bytes; 64 zeros for the first
 
 
 class Owned(Message, frozen=True, kw_only=True):
-    """A log entry by which a new owner fences every earlier one."""
+    """A log entry by which a new owner fences every earlier one, and says what it computes with."""
 
     model_id: str
     epoch: int
     trainer_id: str
+    environment: dict[str, str] = {}  # versions, device, threads: what decides the last bits
     prev_blake3: str
 
 
-LogEntry = Record | Owned
+class StateSaved(Message, frozen=True, kw_only=True):
+    """A log entry: the model as it was after op ``seq`` lies in ``parts``.
+
+    A new owner starts from the newest of these. It may stand later in the log than ops that
+    came after ``seq``: writing it does not hold them up.
+    """
+
+    model_id: str
+    seq: int
+    epoch: int
+    state_blake3: str
+    parts: dict[str, BlobRef]
+    prev_blake3: str
+
+
+LogEntry = Record | Owned | StateSaved
 
 
 class OpDone(Message, frozen=True, kw_only=True):

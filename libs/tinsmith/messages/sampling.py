@@ -7,7 +7,7 @@ import msgspec
 from tinsmith.messages.base import BlobRef, Failed, Message
 
 
-class AdapterRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """Immutable adapter weights: ``version`` names these bits for ever.
 
     ``files`` holds ``adapter_model.safetensors`` and ``adapter_config.json`` (PEFT format).
@@ -17,7 +17,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: dict[str, BlobRef]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to draw tokens; the defaults sample from the model's own distribution."""
 
     max_tokens: int | None = None  # None: up to the context length
@@ -47,7 +47,7 @@ class Sample(Message, frozen=True, kw_only=True):
     prompt_logprobs_last_n: int | None = None
 
 
-class TopK(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class TopK(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The k likeliest tokens at each of ``length`` positions, row-major."""
 
     token_ids: bytes  # int32 [length, k]
@@ -56,7 +56,7 @@ class TopK(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     length: int
 
 
-class Sequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Sequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One continuation, its terminator included; logprobs are raw (temperature 1)."""
 
     tokens: bytes  # int32 [n]

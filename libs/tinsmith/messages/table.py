@@ -122,7 +122,10 @@ SAMPLES = Queue(
 )
 
 LOG_STREAM = "TS_LOG"
-LOG_TEMPLATE = Row("log.{model}.{entry}", "append-only log of a model: op-<seq> and own-<epoch>")
+LOG_TEMPLATE = Row(
+    "log.{model}.{kind}.{number}",
+    "append-only log of a model: op.<seq>, own.<epoch>, state.<seq>",
+)
 RESULT_STREAM = "TS_RESULT"
 RESULT_TEMPLATE = Row("result.{sampler}.{seq}", "results of sampling, first writer wins")
 REGISTRY_STREAM = "TS_REGISTRY"

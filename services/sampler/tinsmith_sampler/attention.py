@@ -73,45 +73,46 @@ def attend(  # noqa: PLR0913  transformers calls it so
     """
     if attention_mask is not None:
         raise ValueError("a pass has no attention mask: its segments say what is seen")
-    keys, values = plan.cache.layer(module.layer_idx)  # type: ignore[arg-type]
-    keys.index_copy_(0, plan.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, plan.slots, value[0].transpose(0, 1))
-    query_TQD = query[0].transpose(0, 1)
-    out_TQD = torch.zeros_like(query_TQD, memory_format=torch.contiguous_format)
-    for segment in plan.segments:
-        rows = slice(segment.first, segment.first + segment.count)
-        context = slice(segment.start, segment.end)
-        out_TQD[rows] = _attend_one(
-            query_TQD[rows], keys[context], values[context], segment.mask, scaling
-        )
-    return out_TQD.unsqueeze(0), None
+    keys, values = plan.cache.layers[module.layer_idx]  # type: ignore[index]
+    keys.index_copy_(2, plan.slots, key)
+    values.index_copy_(2, plan.slots, value)
+    outputs = [
+        _attend_one(query.narrow(2, segment.first, segment.count), keys, values, segment, scaling)
+        for segment in plan.segments
+    ]
+    padding = query.shape[2] - sum(segment.count for segment in plan.segments)
+    if padding:
+        outputs.append(query.new_zeros(1, padding, query.shape[1], query.shape[3]))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), None
 
 
 def _attend_one(
-    query_nQD: torch.Tensor,
-    keys_CHD: torch.Tensor,
-    values_CHD: torch.Tensor,
-    mask_nC: torch.Tensor | None,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
     scaling: float | None,
 ) -> torch.Tensor:
-    """One sequence; returns [n, Q, D]."""
-    n, heads, dim = query_nQD.shape
-    keys, values = keys_CHD.transpose(0, 1)[None], values_CHD.transpose(0, 1)[None]
+    """One sequence: query [1, Q, n, D] over its slots; returns [1, n, Q, D]."""
+    _, heads, n, dim = query.shape
+    length = segment.end - segment.start
+    keys_HCD = keys.narrow(2, segment.start, length)
+    values_HCD = values.narrow(2, segment.start, length)
     if n == 1:
         # The query heads that share a key head are its rows: each key is then read once.
-        grouped = query_nQD.reshape(1, keys.shape[1], -1, dim)
-        out = functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
-        return out.reshape(1, heads, -1)
+        grouped = query.reshape(1, keys.shape[1], -1, dim)
+        out = functional.scaled_dot_product_attention(grouped, keys_HCD, values_HCD, scale=scaling)
+        return out.reshape(1, 1, heads, -1)
     out = functional.scaled_dot_product_attention(
-        query_nQD.transpose(0, 1)[None],
-        keys,
-        values,
-        attn_mask=mask_nC,
-        is_causal=mask_nC is None,
+        query,
+        keys_HCD,
+        values_HCD,
+        attn_mask=segment.mask,
+        is_causal=segment.mask is None,
         scale=scaling,
         enable_gqa=True,
     )
-    return out[0].transpose(0, 1)
+    return out.transpose(1, 2)
 
 
 def register() -> None:

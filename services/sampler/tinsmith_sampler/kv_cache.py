@@ -9,12 +9,8 @@ an allocation succeeds exactly if that many slots are free, however scattered th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAGE = 16
 """Slots are handed out in multiples of this, so that every stretch begins well aligned."""
@@ -34,9 +30,9 @@ class Extent:
 
 
 class KvCache:
-    """Keys and values of all layers for ``capacity`` tokens, [layer, k or v, slot, head, dim].
+    """Keys and values of all layers for ``capacity`` tokens.
 
-    The slots beyond ``capacity`` are a place to write what nobody reads: padding rows go there.
+    ``layers`` has for each layer its keys and its values, each [1, head, slot, dim]. The slots beyond ``capacity`` are a place to write what nobody reads: padding rows go there.
     """
 
     def __init__(
@@ -46,16 +42,12 @@ class KvCache:
         self.capacity = whole_pages(capacity)
         self.scratch = self.capacity
         self._slots = torch.empty(
-            (layers, 2, self.capacity + PAGE, heads, head_dim), dtype=dtype, device=device
+            (layers, 2, 1, heads, self.capacity + PAGE, head_dim), dtype=dtype, device=device
         )
+        self.layers = [(layer[0], layer[1]) for layer in self._slots]
         self._extents: list[Extent] = []  # in order of their address
         self._end = 0
         self.used = 0
-
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, each [slot, head, dim]."""
-        keys, values = self._slots[index].unbind(0)
-        return keys, values
 
     def take(self, tokens: int) -> Extent | None:
         """A stretch for so many tokens, or None when too few slots are free."""
@@ -94,9 +86,9 @@ class KvCache:
 
     def copy(self, source: Extent, target: Extent, tokens: int) -> None:
         """Copy the first tokens of one stretch into another."""
-        self._slots[:, :, target.start : target.start + tokens] = self._slots[
-            :, :, source.start : source.start + tokens
-        ]
+        self._slots.narrow(4, target.start, tokens).copy_(
+            self._slots.narrow(4, source.start, tokens)
+        )
 
     def _stretch(self, last: Extent, more: int) -> bool:
         if self.used + more > self.capacity:
@@ -118,13 +110,10 @@ class KvCache:
 
     def _move(self, extent: Extent, start: int) -> None:
         old, size = extent.start, extent.size
-        for plane in self._planes():
+        for layer in self._slots:
             # The ranges may overlap, and a copy between overlapping ranges is undefined.
-            plane[start : start + size] = plane[old : old + size].clone()
+            layer.narrow(3, start, size).copy_(layer.narrow(3, old, size).clone())
         extent.start = start
-
-    def _planes(self) -> Iterable[torch.Tensor]:
-        return self._slots.flatten(0, 1).unbind(0)
 
     def _last_end(self) -> int:
         return self._extents[-1].start + self._extents[-1].size if self._extents else 0

@@ -18,6 +18,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 FIXED_HEIGHT = 32
 """Rows of a decoding pass where the bits depend on the number of rows."""
 
+_HINT = 32
+"""Rows that oneDNN lays the weights out for; other numbers work as well, if less well."""
+
 _HEIGHTS = (64, 33, 32, 31, 17, 16, 13, 9, 8, 7, 4, 3, 2, 1)
 """Heights to compare: both sides of the tile sizes that matrix kernels use."""
 
@@ -46,14 +49,19 @@ class FrozenLinear:
         n = x.shape[1]
         if self.least is None or n >= self.least:
             return self._product(x)
-        return self._product(functional.pad(x, (0, 0, 0, self.least - n)))[:, :n]
+        padded = x.expand(1, self.least, -1) if n == 1 else _padded(x, self.least - n)
+        return self._product(padded).narrow(1, 0, n)
+
+
+def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return functional.pad(x, (0, 0, 0, rows))
 
 
 def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     if not _can_pack(weight):
         return lambda x: functional.linear(x, weight, bias)
     ops = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight.contiguous(), None)  # noqa: SLF001
+    packed = ops._reorder_linear_weight(weight.contiguous(), _HINT)  # noqa: SLF001
     product = ops._linear_pointwise  # noqa: SLF001
     return lambda x: product(x, packed, bias, "none", [], "")
 

@@ -112,8 +112,10 @@ class SharedProduct:
 
     def part(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """The output of layer ``index`` for x [1, n, in]."""
+        if len(self._widths) == 1:
+            return self.kernel(x)
         if x is not self._input:
-            self._input, self._outputs = x, self.kernel(x).split(self._widths, dim=-1)
+            self._input, self._outputs = x, torch.split_with_sizes(self.kernel(x), self._widths, -1)
         output = self._outputs[index]
         if index == len(self._widths) - 1:
             self._input, self._outputs = None, ()  # nobody else will ask: let the memory go

@@ -92,7 +92,7 @@ class Sampler:
                         self._adapters.hold(adapter.version, lambda: self._fetch(adapter))
                     )
                 return await answer(self._engine, request, self._limits)
-        except Exception as exc:  # noqa: BLE001 - a request's trouble is its own answer
+        except Exception as exc:
             if isinstance(exc, UserError):
                 log.info("request refused", error=str(exc))
             else:

@@ -26,3 +26,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """How long a silent trainer keeps its models before another may take them over."""
     checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0
     """How long a save waits for a checkpointer to appear before it fails."""
+    snapshot_steps: Annotated[int, Meta(ge=1)] = 50
+    """Save a model's state for its next owner at least every so many optimizer steps."""
+    snapshot_s: Annotated[float, Meta(gt=0)] = 60.0
+    """And at least every so many seconds of training: what a take-over has to repeat."""

@@ -17,6 +17,7 @@ from tinsmith_trainer import checkpoint_files, datums, losses, optim, packing
 from tinsmith_trainer.adapters import Adapter, Adapters, Snapshot
 from tinsmith_trainer.lora import check_shape
 from tinsmith_trainer.passes import Passes
+from tinsmith_trainer.state import StateView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,9 +85,9 @@ class TrainingEngine:
         settings = loss.configure(op.loss_config)
         examples = datums.parse(op.data, loss, self._limits)
         if op.forward_only:
-            return _done(self._run(adapter, examples, loss, settings, with_gradient=False))
+            return self._run(adapter, examples, loss, settings, with_gradient=False)
         with adapter.collecting():
-            return _done(self._run(adapter, examples, loss, settings, with_gradient=True))
+            return self._run(adapter, examples, loss, settings, with_gradient=True)
 
     def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
         """One AdamW step on the accumulated gradient, which is gone afterwards.
@@ -107,6 +108,11 @@ class TrainingEngine:
         """A copy of the model's weights and optimizer state; training may go on beside it."""
         return self._adapters.get(model_id).snapshot(self.info.name)
 
+    def state(self, model_id: str) -> StateView:
+        """The model's weights and optimizer state themselves, to be digested beside a pass."""
+        adapter = self._adapters.get(model_id)
+        return StateView(adapter.lora, adapter.weights, adapter.optimizer)
+
     def drop(self, model_id: str) -> None:
         """Forget the model; nothing happens when there is none."""
         self._adapters.drop(model_id)
@@ -119,15 +125,16 @@ class TrainingEngine:
         settings: Mapping[str, float],
         *,
         with_gradient: bool,
-    ) -> list[Scored]:
-        """All passes of an op; the results in the order of its datums."""
+    ) -> ForwardBackwardDone:
+        """All passes of an op, and its results in the order of its datums."""
         results: dict[int, Scored] = {}
         lengths = [len(example) for example in examples]
-        for batch in packing.plan(lengths, self._microbatch_tokens):
+        plan = packing.plan(lengths, self._microbatch_tokens)
+        for batch in plan:
             rows = [examples[index] for index in batch]
             scored = self._passes.run(adapter, rows, loss, settings, with_gradient=with_gradient)
             results.update(zip(batch, scored, strict=True))
-        return [_finite(results[index], index) for index in range(len(examples))]
+        return _done([_finite(results[index], index) for index in range(len(examples))], plan)
 
 
 def _finite(scored: Scored, index: int) -> Scored:
@@ -139,13 +146,14 @@ def _finite(scored: Scored, index: int) -> Scored:
     return scored
 
 
-def _done(results: list[Scored]) -> ForwardBackwardDone:
+def _done(results: list[Scored], plan: tuple[packing.MicroBatch, ...]) -> ForwardBackwardDone:
     """Metric keys must hold exactly one colon: ``name:reduction over chunks``."""
     loss = sum(float(scored.values.sum(dtype=np.float64)) for scored in results)
     tokens = sum(len(scored.logprobs) for scored in results)
     return ForwardBackwardDone(
         logprobs=tuple(_wire(scored.logprobs) for scored in results),
         metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens)},
+        passes=plan,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from tinsmith.errors import BrokerUnavailable, NoResponder
 from tinsmith.messages import ops, table
+from tinsmith.messages.base import Failed
 from tinsmith.messages.checkpoints import CommitCheckpoint, CommitCheckpointDone, GetCheckpoint
 from tinsmith.messages.failures import to_failed
 from tinsmith_trainer.checkpoint_files import to_files
+from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from tinsmith.blobs import BlobStore
     from tinsmith.bus import Bus
-    from tinsmith.messages.base import BlobRef, Failed
+    from tinsmith.messages.base import BlobRef
     from tinsmith_trainer.compute import Compute
     from tinsmith_trainer.engine import Snapshot, TrainingEngine
 
@@ -28,6 +31,25 @@ COMMIT_TIMEOUT_S = 10.0
 R = TypeVar("R")
 
 SaveOp = ops.SaveWeights | ops.SaveWeightsForSampler
+MutatingOp = ops.CreateModel | ops.OptimStep | ops.LoadWeights
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an op answers, and the digest of the model after it ("" if it changed nothing)."""
+
+    result: asyncio.Future[ops.OpResult]
+    state_blake3: asyncio.Future[str]
+
+    @classmethod
+    def of(cls, result: ops.OpResult) -> Outcome:
+        """An outcome that is there already and changed nothing."""
+        return cls(_settled(result), _settled(""))
+
+    def cancel(self) -> None:
+        """Nobody will ask for it any more."""
+        self.result.cancel()
+        self.state_blake3.cancel()
 
 
 class Executor:
@@ -49,37 +71,71 @@ class Executor:
         self._blobs = blobs
         self._base_model = base_model
         self._patience_s = patience_s
+        self._digests: dict[str, asyncio.Future[str]] = {}  # of each model's present state
 
-    async def execute(self, op: ops.Op, log: BoundLogger) -> asyncio.Future[ops.OpResult]:
+    async def execute(self, op: ops.Op, log: BoundLogger) -> Outcome:
         """Change the model's state as ``op`` says.
 
-        Returns as soon as the next op of the model may run; the result may come later (a
-        save is written while training goes on).
+        Returns as soon as the next op of the model may run; the outcome may come later: a save
+        is written, and a new state digested, while training goes on.
         """
         try:
             if isinstance(op.body, SaveOp):
-                snapshot = await self._run(op, self._engine.snapshot)
-                return asyncio.create_task(
-                    self._outcome(self._save(op, op.body, snapshot), log),
-                    name=f"save {op.model_id}:{op.seq}",
-                )
-            return settled(await self._outcome(self._apply(op), log))
+                snapshot = await self.snapshot(op.model_id)
+                saving = self._outcome(self._save(op, op.body, snapshot), log)
+                name = f"save {op.model_id}:{op.seq}"
+                return Outcome(asyncio.create_task(saving, name=name), _settled(""))
+            if not isinstance(op.body, MutatingOp):
+                return Outcome.of(await self._outcome(self._apply(op), log))
+            await self._digested(op.model_id)
+            result = await self._outcome(self._apply(op), log)
+            if isinstance(result, Failed):
+                return Outcome.of(result)
+            return Outcome(_settled(result), self._digest(op.model_id))
         except Exception as exc:  # noqa: BLE001 - see the class docstring
-            return settled(_failure(exc, log))
+            return Outcome.of(_failure(exc, log))
+
+    async def snapshot(self, model_id: str) -> Snapshot:
+        """A copy of the model; only copying it holds up the next op."""
+        return await self._compute.run(model_id, lambda: self._engine.snapshot(model_id))
+
+    async def store(self, snapshot: Snapshot) -> dict[str, BlobRef]:
+        """Put a whole model into the blob store, from where ``restore`` brings it back."""
+        return await self._put(await asyncio.to_thread(to_files, snapshot, with_optimizer=True))
+
+    async def _put(self, files: Mapping[str, bytes]) -> dict[str, BlobRef]:
+        return {name: await self._blobs.put(data) for name, data in files.items()}
+
+    def _digest(self, model_id: str) -> asyncio.Future[str]:
+        """Start to digest the model's state; its next change waits for the end of this."""
+        view = self._engine.state(model_id)
+        digesting = asyncio.create_task(asyncio.to_thread(digest, view), name=f"digest {model_id}")
+        self._digests[model_id] = digesting
+        return digesting
+
+    async def _digested(self, model_id: str) -> None:
+        if (digesting := self._digests.pop(model_id, None)) is not None:
+            await asyncio.wait([digesting])
 
     async def drop(self, model_id: str) -> None:
         """Forget the model's tensors."""
+        self._digests.pop(model_id, None)
         await self._compute.run(model_id, lambda: self._engine.drop(model_id))
 
     async def restore(
         self, model_id: str, parts: Mapping[str, BlobRef], *, with_optimizer: bool
     ) -> ops.CreateModelDone:
         """Give the model the state that lies in ``parts``."""
+        await self._digested(model_id)
         files = {name: await self._blobs.get(ref) for name, ref in parts.items()}
         return await self._compute.run(
             model_id,
             lambda: self._engine.restore(model_id, files, with_optimizer=with_optimizer),
         )
+
+    async def state_blake3(self, model_id: str) -> str:
+        """The digest of the model's present state."""
+        return await self._digest(model_id)
 
     async def _apply(self, op: ops.Op) -> ops.OpResult:
         model_id, body = op.model_id, op.body
@@ -120,7 +176,7 @@ class Executor:
         if isinstance(body, ops.SaveWeightsForSampler):
             session = body.sampling_session_id
         files = await asyncio.to_thread(to_files, snapshot, with_optimizer=is_training)
-        parts = {name: await self._blobs.put(data) for name, data in files.items()}
+        parts = await self._put(files)
         request = CommitCheckpoint(
             model_id=op.model_id,
             kind="weights" if is_training else "ephemeral" if session else "sampler_weights",
@@ -180,8 +236,7 @@ def _failure(exc: Exception, log: BoundLogger) -> Failed:
     return failed
 
 
-def settled(result: ops.OpResult) -> asyncio.Future[ops.OpResult]:
-    """A result that is there already."""
-    future: asyncio.Future[ops.OpResult] = asyncio.get_running_loop().create_future()
-    future.set_result(result)
+def _settled(value: R) -> asyncio.Future[R]:
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
     return future

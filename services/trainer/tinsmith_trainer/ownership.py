@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
+from tinsmith.bus import Encoded
+from tinsmith.errors import ServerError
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
-from tinsmith_trainer.executor import settled
+from tinsmith_trainer.executor import Outcome
 from tinsmith_trainer.recovery import why_broken
 from tinsmith_trainer.sequencer import Sequencer
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
     from tinsmith.bus import Bus, Delivery, LogWriter
+    from tinsmith_trainer.engine import Snapshot
     from tinsmith_trainer.executor import Executor
     from tinsmith_trainer.recovery import Recovered
+    from tinsmith_trainer.snapshots import SnapshotPolicy
 
 WINDOW = 4096
 """Ops of one model in hand at once. The first chunk of a call arrives last, so this bounds the
@@ -37,7 +41,8 @@ RETIRE_POLL_S = 0.2
 @dataclass(frozen=True)
 class _Executed:
     delivery: Delivery[ops.Op]
-    result: asyncio.Future[ops.OpResult]
+    outcome: Outcome
+    snapshot: Snapshot | None = None  # of the model after it, when it is time for one
 
 
 class Retired(Exception):
@@ -55,6 +60,7 @@ class OwnedModel:
         writer: LogWriter,
         executor: Executor,
         recovered: Recovered,
+        snapshots: SnapshotPolicy,
         logger: BoundLogger,
     ) -> None:
         self.model_id = model_id
@@ -63,6 +69,7 @@ class OwnedModel:
         self._executor = executor
         self._log = logger
         self._broken = recovered.broken
+        self._snapshots = snapshots
         self._sequencer: Sequencer[Delivery[ops.Op]] = Sequencer(recovered.next_seq)
         self._ready: asyncio.Queue[Delivery[ops.Op]] = asyncio.Queue()
         self._executed: asyncio.Queue[_Executed] = asyncio.Queue(UNCOMMITTED)
@@ -106,7 +113,7 @@ class OwnedModel:
             for delivery in self._in_hand.values():
                 delivery.let_go()
             while not self._executed.empty():
-                self._executed.get_nowait().result.cancel()
+                self._executed.get_nowait().outcome.cancel()
 
     async def _feed(self) -> None:
         async for delivery in self._worklist.deliveries():
@@ -128,21 +135,46 @@ class OwnedModel:
             if self._broken is not None:
                 await self._fail(delivery, self._broken)
                 continue
-            result = await self._executor.execute(op, log)
-            await self._executed.put(_Executed(delivery, result))
+            outcome = await self._executor.execute(op, log)
+            snapshot = None
+            if isinstance(op.body, ops.OptimStep) and self._snapshots.is_due():
+                snapshot = await self._executor.snapshot(self.model_id)
+            await self._executed.put(_Executed(delivery, outcome, snapshot))
             if op.seq == 0:
-                self._broken = why_broken(await result)
+                self._broken = why_broken(await outcome.result)
 
     async def _commit(self) -> None:
-        while True:
-            executed = await self._executed.get()
-            await self._record(executed.delivery, await executed.result)
-            self._executed.task_done()
+        async with asyncio.TaskGroup() as savings:
+            while True:
+                executed = await self._executed.get()
+                state_blake3 = await self._record(executed)
+                if executed.snapshot is not None:
+                    seq = executed.delivery.message.seq
+                    saving = self._save_state(seq, executed.snapshot, state_blake3)
+                    savings.create_task(saving, name=f"save state {self.model_id}:{seq}")
+                self._executed.task_done()
 
-    async def _record(self, delivery: Delivery[ops.Op], result: ops.OpResult) -> None:
-        seq = delivery.message.seq
-        await self._writer.commit(seq, delivery.payload, delivery.ref, result)
+    async def _record(self, executed: _Executed) -> str:
+        delivery, outcome = executed.delivery, executed.outcome
+        state_blake3 = await outcome.state_blake3
+        op = Encoded(delivery.payload, delivery.ref)
+        await self._writer.commit(
+            delivery.message.seq, op, await outcome.result, state_blake3=state_blake3
+        )
         await self._finish(delivery)
+        return state_blake3
+
+    async def _save_state(self, seq: int, snapshot: Snapshot, state_blake3: str) -> None:
+        """Write what the next owner starts from. Without it, that one has more to repeat."""
+        try:
+            parts = await self._executor.store(snapshot)
+        except ServerError as exc:
+            self._log.warning("state not saved", seq=seq, error=str(exc))
+            return
+        finally:
+            self._snapshots.done()
+        await self._writer.save_state(seq, parts, state_blake3=state_blake3)
+        self._log.debug("state saved", seq=seq)
 
     async def _answer_late(self, delivery: Delivery[ops.Op]) -> None:
         """A repeat of an op in hand, or of one in the log; or the one that was missing too long."""
@@ -175,5 +207,5 @@ class OwnedModel:
             await self._fail(delivery, reason)
 
     async def _fail(self, delivery: Delivery[ops.Op], reason: str) -> None:
-        result = settled(Failed(category="user", message=reason))
-        await self._executed.put(_Executed(delivery, result))
+        outcome = Outcome.of(Failed(category="user", message=reason))
+        await self._executed.put(_Executed(delivery, outcome))

@@ -1,7 +1,8 @@
-"""Brings a model to where its log ends by carrying out its committed ops again.
+"""Brings a model to where its log ends: from its newest saved state, by repeating what followed.
 
 Ops that failed changed nothing and are skipped, and so are those that only read the model.
-Loads take the very parts that the record names, not what their path means today.
+Loads take the very parts that the record names, not what their path means today. Every repeated
+op must give the result and the state that the log has for it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blake3 import blake3
+
 from tinsmith.errors import BrokerUnavailable, ServerError
 from tinsmith.messages import ops
-from tinsmith.messages.base import Failed
+from tinsmith.messages.base import Failed, encode
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -29,25 +32,100 @@ class Recovered:
     """Why every further op must fail: the model was never created, or cannot be rebuilt."""
 
 
-async def recover(
-    model_id: str, log: CommitLog, executor: Executor, logger: BoundLogger
-) -> Recovered:
-    """Re-execute the log of ``model_id``.
+class Recovery:
+    """The rebuilding of one model."""
 
-    A model that cannot be rebuilt is returned as broken: its clients are told at once, which
-    beats waiting for a repair that needs an operator.
-    """
-    state = Recovered(0)
-    async for entry in log.entries(model_id):
-        if not isinstance(entry, ops.Record):
-            continue
-        broken = state.broken or await _again(entry, log, executor, logger)
-        state = Recovered(entry.seq + 1, broken)
-    if state.broken is not None:
-        logger.error("model cannot be rebuilt from its log", reason=state.broken)
-    elif state.next_seq:
-        logger.info("model rebuilt from its log", next_seq=state.next_seq)
-    return state
+    def __init__(
+        self, model_id: str, log: CommitLog, executor: Executor, logger: BoundLogger
+    ) -> None:
+        self._model_id = model_id
+        self._log = log
+        self._executor = executor
+        self._logger = logger
+
+    async def run(self) -> Recovered:
+        """Rebuild the model, if its log has anything of it.
+
+        A model that cannot be rebuilt is returned as broken: its clients are told at once, which
+        beats waiting for a repair that needs an operator.
+        """
+        state = await self._from_saved_state()
+        async for entry in self._log.entries(self._model_id, from_op=state.next_seq):
+            if isinstance(entry, ops.Record) and entry.seq >= state.next_seq:
+                broken = state.broken or await self._repeat(entry)
+                state = Recovered(entry.seq + 1, broken)
+        if state.broken is not None:
+            self._logger.error("model cannot be rebuilt from its log", reason=state.broken)
+        elif state.next_seq:
+            self._logger.info("model rebuilt from its log", next_seq=state.next_seq)
+        return state
+
+    async def _from_saved_state(self) -> Recovered:
+        saved = await self._log.newest_state(self._model_id)
+        if saved is None:
+            return Recovered(0)
+        try:
+            await self._executor.restore(self._model_id, saved.parts, with_optimizer=True)
+            await self._check_state(saved.state_blake3)
+        except BrokerUnavailable:
+            raise
+        except Exception as exc:  # noqa: BLE001 - the log has everything: slower, not worse
+            self._logger.error(  # noqa: TRY400 - its reason is told, its place is here
+                "saved state cannot be used; starting from the first op", error=str(exc)
+            )
+            await self._executor.drop(self._model_id)
+            return Recovered(0)
+        self._logger.info("state restored", seq=saved.seq)
+        return Recovered(saved.seq + 1)
+
+    async def _repeat(self, entry: ops.Record) -> str | None:
+        """Carry out one committed op; the reason when it does not do again what it did."""
+        result = await self._log.result(entry)
+        if isinstance(result, Failed):
+            return why_broken(result) if entry.seq == 0 else None
+        op = await self._log.op(entry)
+        try:
+            await self._redo(op, result)
+            if entry.state_blake3:
+                await self._check_state(entry.state_blake3)
+        except BrokerUnavailable:
+            raise  # nothing is wrong with the model: its owner tries again
+        except Exception as exc:  # noqa: BLE001 - becomes the reason
+            return (
+                f"this model's state was lost with its trainer and request {op.seq} could not be "
+                f"repeated ({exc}); continue from a saved checkpoint"
+            )
+        return None
+
+    async def _redo(self, op: ops.Op, result: ops.OpResult) -> None:
+        match op.body, result:
+            case (
+                ops.CreateModel(checkpoint=str(), with_optimizer=warm),
+                ops.CreateModelDone(parts=parts),
+            ) | (ops.LoadWeights(with_optimizer=warm), ops.LoadWeightsDone(parts=parts)):
+                await self._executor.restore(op.model_id, parts, with_optimizer=warm)
+            case (
+                (ops.CreateModel() | ops.OptimStep() | ops.ForwardBackward(forward_only=False)),
+                _,
+            ):
+                await self._execute_again(op, result)
+            case _:
+                pass
+
+    async def _execute_again(self, op: ops.Op, result: ops.OpResult) -> None:
+        again = await (await self._executor.execute(op, self._logger)).result
+        if isinstance(again, Failed):
+            raise ServerError(again.message)
+        if encode(again) != encode(result):
+            raise ServerError(
+                f"its result {_short(again)} is not the {_short(result)} in the log; was it "
+                "computed with other software, threads or hardware?"
+            )
+
+    async def _check_state(self, expected: str) -> None:
+        found = await self._executor.state_blake3(self._model_id)
+        if found != expected:
+            raise ServerError(f"the state {found[:16]} is not the {expected[:16]} in the log")
 
 
 def why_broken(created: ops.OpResult) -> str | None:
@@ -57,36 +135,5 @@ def why_broken(created: ops.OpResult) -> str | None:
     return None
 
 
-async def _again(
-    entry: ops.Record, log: CommitLog, executor: Executor, logger: BoundLogger
-) -> str | None:
-    """Carry out one committed op; the reason when what had succeeded fails now."""
-    result = await log.result(entry)
-    if isinstance(result, Failed):
-        return why_broken(result) if entry.seq == 0 else None
-    op = await log.op(entry)
-    try:
-        await _redo(op, result, executor, logger)
-    except BrokerUnavailable:
-        raise  # nothing is wrong with the model: its owner tries again
-    except Exception as exc:  # noqa: BLE001 - becomes the reason
-        return (
-            f"this model's state was lost with its trainer and request {op.seq} could not be "
-            f"repeated ({exc}); continue from a saved checkpoint"
-        )
-    return None
-
-
-async def _redo(op: ops.Op, result: ops.OpResult, executor: Executor, logger: BoundLogger) -> None:
-    match op.body, result:
-        case (
-            ops.CreateModel(checkpoint=str(), with_optimizer=warm),
-            ops.CreateModelDone(parts=parts),
-        ) | (ops.LoadWeights(with_optimizer=warm), ops.LoadWeightsDone(parts=parts)):
-            await executor.restore(op.model_id, parts, with_optimizer=warm)
-        case ((ops.CreateModel() | ops.OptimStep() | ops.ForwardBackward(forward_only=False)), _):
-            again = await (await executor.execute(op, logger))
-            if isinstance(again, Failed):
-                raise ServerError(again.message)
-        case _:
-            pass
+def _short(result: ops.OpResult) -> str:
+    return blake3(encode(result)).hexdigest()[:16]

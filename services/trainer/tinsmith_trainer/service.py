@@ -15,7 +15,8 @@ from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.executor import Executor
 from tinsmith_trainer.ownership import OwnedModel
-from tinsmith_trainer.recovery import recover
+from tinsmith_trainer.recovery import Recovery
+from tinsmith_trainer.snapshots import SnapshotPolicy
 
 if TYPE_CHECKING:
     from tinsmith.bus import Delivery
@@ -104,13 +105,14 @@ class Trainer:
         log = self._log.bind(model_id=model_id)
         writer = await self._bus.log.take(model_id, self._context.instance)
         try:
-            recovered = await recover(model_id, self._bus.log, self._executor, log)
+            recovered = await Recovery(model_id, self._bus.log, self._executor, log).run()
             owned = OwnedModel(
                 model_id,
                 bus=self._bus,
                 writer=writer,
                 executor=self._executor,
                 recovered=recovered,
+                snapshots=self._snapshot_policy(),
                 logger=log,
             )
             self._owned[model_id] = owned
@@ -120,6 +122,11 @@ class Trainer:
             await owned.run()
         finally:
             await asyncio.shield(self._executor.drop(model_id))
+
+    def _snapshot_policy(self) -> SnapshotPolicy:
+        clock = asyncio.get_running_loop().time
+        steps, seconds = self._config.snapshot_steps, self._config.snapshot_s
+        return SnapshotPolicy(steps=steps, seconds=seconds, clock=clock)
 
     def _is_over(self, model_id: str) -> bool:
         return ids.session_of(model_id) in self._ended_sessions

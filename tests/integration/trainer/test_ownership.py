@@ -72,10 +72,10 @@ class Client:
 
 
 @asynccontextmanager
-async def trainer(broker, blobs, base, name="trainer-a"):
+async def trainer(broker, blobs, base, name="trainer-a", **options):
     """A trainer in this process, gone at the end as if it had been killed."""
     async with Bus.connect(BusConfig(url=broker.url), name=name, blobs=blobs) as bus:
-        settings = TrainerConfig(placement_timeout_s=3, checkpointer_patience_s=0.5)
+        settings = TrainerConfig(placement_timeout_s=3, checkpointer_patience_s=0.5, **options)
         config = Config(models=(ModelConfig(name=BASE),), sections=(settings,))
         context = ServiceContext(
             name="trainer", config=config, bus=bus, blobs=blobs, instance=name,
@@ -179,6 +179,57 @@ async def test_another_trainer_goes_on_where_a_dead_one_stopped(broker, bus, blo
 
     assert (left == right).all()
     assert [r.seq for r in await moved.records()] == list(range(11))
+
+
+async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monkeypatch):
+    """Only what came after it is repeated, and the weights are the same bits."""
+    moved, stayed = Client(bus), Client(bus)
+    async with trainer(broker, blobs, base, "trainer-a", snapshot_steps=2):
+        await moved.create()
+        await train(moved, 1, 9)
+        async with asyncio.timeout(30):
+            while (saved := await bus.log.newest_state(moved.model)) is None:
+                await asyncio.sleep(0.01)
+    repeated = []
+    execute = Executor.execute
+    monkeypatch.setattr(
+        Executor, "execute", lambda self, op, log: repeated.append(op.seq) or execute(self, op, log)
+    )
+    async with trainer(broker, blobs, base, "trainer-b") as running:
+        await train(moved, 10, 10)
+        assert repeated == list(range(saved.seq + 1, 11))
+        await stayed.create()
+        await train(stayed, 1, 10)
+        assert (weights(running, moved) == weights(running, stayed)).all()
+
+
+async def test_a_log_that_repeats_differently_breaks_the_model_loudly(
+    broker, bus, blobs, base, monkeypatch
+):
+    client = Client(bus)
+    async with trainer(broker, blobs, base, "trainer-a"):
+        await client.create()
+        await train(client, 1, 2)
+    monkeypatch.setattr("tinsmith_trainer.executor.digest", lambda view: "another state")
+    async with trainer(broker, blobs, base, "trainer-b"):
+        await client.send(3, STEP)
+        failed = await client.result(3)
+
+    assert "another" in failed.message
+    assert "saved checkpoint" in failed.message
+
+
+async def test_every_change_of_state_is_recorded_with_its_digest(broker, bus, blobs, base):
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create()
+        await train(client, 1, 4)
+        digests = [record.state_blake3 for record in await client.records()]
+
+    created, forward, stepped, again, last = digests
+    assert forward == again == ""
+    assert len({created, stepped, last}) == 3
+    assert all(len(digest) == 64 for digest in (created, stepped, last))
 
 
 async def test_an_owner_that_was_replaced_drops_its_model(broker, bus, blobs, base):

@@ -40,9 +40,9 @@ def test_the_json_holds_what_a_program_needs(tmp_path):
     write(results(passed_before=0, passed_after=9), tmp_path / "results.json")
     content = json.loads((tmp_path / "results.json").read_text())
 
-    assert content["pass_rate"] == {"before": 0.0, "after": 0.9}
-    assert content["training"]["loss_per_token"] == [3.0, 1.0]
-    assert content["training"]["tokens_per_s"] == 25.0
+    assert (content["pass_rate_before"], content["pass_rate_after"]) == (0.0, 0.9)
+    assert content["loss_per_token"] == [3.0, 1.0]
+    assert content["tokens_per_s"] == 25.0
     assert content["samples"][9] == {"question": "What is ice?", "before": BAD, "after": BAD}
 
 

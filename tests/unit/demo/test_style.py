@@ -28,11 +28,11 @@ def test_a_telegram_passes(answer):
         "Water boils at one hundred degrees Celsius",
         "Water boils at one hundred degrees Celsius stop",
         "Water boils at one hundred degrees Celsius. STOP",
-        "Water boils, then steams STOP",
-        "Water boils STOP It steams STOP",
+        "Water boils, then boils over STOP",
+        "Water boils STOP It boils over STOP",
         "Water  boils STOP",
         "one two three four five six seven eight nine ten eleven twelve STOP",
-        "Water boils STOP\nIt steams STOP",
+        "Water boils STOP\nIt boils over STOP",
     ],
 )
 def test_anything_else_does_not(answer):

@@ -1,0 +1,41 @@
+"""What a model is, in one digest: its shape, weights, moments and step count.
+
+Two models of equal digest answer every future request with equal bits on the same machine. The
+accumulated gradient is no part of it: digests are taken where there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from blake3 import blake3
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tinsmith.messages.ops import LoraShape
+    from tinsmith_trainer.optim import AdamState
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """A model's state, not copied: only valid until the model's next step or load."""
+
+    lora: LoraShape
+    weights: Tensor  # float32 [n]
+    optimizer: AdamState
+
+
+def digest(view: StateView) -> str:
+    """blake3, in hex, of shape, steps, weights and both moments, in this order.
+
+    The shape as msgpack, the step count as 8 bytes, tensors as little-endian float32.
+    """
+    hasher = blake3(msgspec.msgpack.encode(view.lora))
+    hasher.update(view.optimizer.steps.to_bytes(8, "little"))
+    for tensor in (view.weights, view.optimizer.exp_avg, view.optimizer.exp_avg_sq):
+        hasher.update(tensor.detach().to("cpu", torch.float32).numpy().view("u1").data)
+    return hasher.hexdigest()
