@@ -56,7 +56,7 @@ class PassPlan:
     segments: Sequence[Segment]
 
 
-def attend(  # noqa: PLR0913  transformers calls it so
+def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -20,8 +20,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """CPU threads of torch; 0 for half of the cores. Results depend on it in the last bit."""
     max_models: Annotated[int, Meta(ge=1)] = 64
     """Most models that this trainer holds at once; more wait for another trainer."""
-    microbatch_tokens: Annotated[int, Meta(ge=1)] = 4096
-    """Padded tokens of one forward and backward pass; bounds memory, not batch size."""
+    microbatch_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Padded tokens of one forward and backward pass; 0 for 1024 on a CPU, 8192 on a GPU. Bounds
+    memory, not batch size; results depend on it in the last bit."""
     placement_timeout_s: Annotated[float, Meta(ge=3, le=120)] = 9.0
     """How long a silent trainer keeps its models before another may take them over."""
     checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0

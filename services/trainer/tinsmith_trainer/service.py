@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
 RETRY_OWNERSHIP_S = 2.0
+MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
 MAX_RETRY_OWNERSHIP_S = 60.0
 
 
@@ -35,7 +36,11 @@ class Trainer:
     """Owns the models that the broker has placed here, up to a limit."""
 
     def __init__(
-        self, context: ServiceContext, executor: Executor, compute: Compute, model: ModelConfig
+        self,
+        context: ServiceContext,
+        executor: Executor,
+        compute: Compute,
+        environment: dict[str, str],
     ) -> None:
         self._context = context
         self._bus = context.bus
@@ -43,7 +48,7 @@ class Trainer:
         self._config = context.config.section(TrainerConfig)
         self._executor = executor
         self._compute = compute
-        self._model = model
+        self._environment = environment
         self._owned: dict[str, OwnedModel] = {}
         self._ended_sessions: set[str] = set()
         self._room = asyncio.Semaphore(self._config.max_models)
@@ -61,7 +66,7 @@ class Trainer:
             computing.cancel()
 
     async def _take_models(self, tasks: asyncio.TaskGroup) -> None:
-        pool = ids.pool_token(self._model.name)
+        pool = ids.pool_token(self._environment["base_model"])
         placements = self._bus.work(
             table.PLACEMENTS,
             f"pool-{pool}",
@@ -103,7 +108,7 @@ class Trainer:
         if self._is_over(model_id) and not await self._is_asked(model_id):
             return
         log = self._log.bind(model_id=model_id)
-        writer = await self._bus.log.take(model_id, self._context.instance)
+        writer = await self._bus.log.take(model_id, self._context.instance, self._environment)
         try:
             recovered = await Recovery(model_id, self._bus.log, self._executor, log).run()
             owned = OwnedModel(
@@ -147,7 +152,7 @@ async def serve(context: ServiceContext) -> None:
     """Load the base model, announce it, train until ``context.stopping``."""
     config = context.config.section(TrainerConfig)
     model = context.config.model(config.model)
-    engine = await asyncio.to_thread(_load, model, config)
+    engine, environment = await asyncio.to_thread(_load, model, config)
     compute = Compute()
     executor = Executor(
         engine,
@@ -158,7 +163,7 @@ async def serve(context: ServiceContext) -> None:
         patience_s=config.checkpointer_patience_s,
     )
     await _announce(context, engine)
-    trainer = Trainer(context, executor, compute, model)
+    trainer = Trainer(context, executor, compute, environment)
     running = asyncio.create_task(trainer.run(), name="trainer")
     stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
     await context.ready(base_models=(model.name,))
@@ -170,7 +175,7 @@ async def serve(context: ServiceContext) -> None:
     compute.close()
 
 
-def _load(model: ModelConfig, config: TrainerConfig) -> TrainingEngine:
+def _load(model: ModelConfig, config: TrainerConfig) -> tuple[TrainingEngine, dict[str, str]]:
     """Imports torch, so it runs on a thread: the event loop answers the broker meanwhile."""
     from tinsmith_trainer import base_model
 
@@ -178,6 +183,7 @@ def _load(model: ModelConfig, config: TrainerConfig) -> TrainingEngine:
     import torch
 
     from tinsmith_trainer.engine import TrainingEngine
+    from tinsmith_trainer.environment import describe
 
     torch.set_num_threads(threads(config.threads))
     base = base_model.load(
@@ -188,7 +194,9 @@ def _load(model: ModelConfig, config: TrainerConfig) -> TrainingEngine:
         context_length=model.context_length,
         tokenizer_id=model.tokenizer,
     )
-    return TrainingEngine(base, microbatch_tokens=config.microbatch_tokens)
+    tokens = config.microbatch_tokens or MICROBATCH_TOKENS[base.device.type]
+    environment = describe(base, microbatch_tokens=tokens)
+    return TrainingEngine(base, microbatch_tokens=tokens), environment
 
 
 async def _announce(context: ServiceContext, engine: TrainingEngine) -> None:

@@ -83,7 +83,9 @@ async def trainer(broker, blobs, base, name="trainer-a", **options):
         )  # fmt: skip
         engine, compute = TrainingEngine(base_model.load(base, name=BASE)), Compute()
         executor = Executor(engine, compute, bus, blobs, base_model=BASE, patience_s=0.5)
-        running = asyncio.create_task(Trainer(context, executor, compute, config.models[0]).run())
+        running = asyncio.create_task(
+            Trainer(context, executor, compute, {"base_model": BASE}).run()
+        )
         running.engine = engine
         try:
             yield running
