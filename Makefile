@@ -10,7 +10,7 @@ WIRE   := services/gateway/tinsmith_gateway/proto
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test check bench help clean proto
+.PHONY: demo test test-fault check bench help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -21,6 +21,9 @@ demo: $(STAMP) ## train a real model through four services, and see what it lear
 
 test: $(STAMP) ## the tests: unit, contract, integration with a real broker and real processes
 	@$(ENV) $(BIN)/python -m pytest -q
+
+test-fault: $(STAMP) ## kills of every process at random, and what must survive them
+	@$(ENV) $(BIN)/python -m pytest -q tests/fault
 
 check: $(STAMP) ## lint, types, import rules, sizes, spelling
 	@$(BIN)/ruff check .

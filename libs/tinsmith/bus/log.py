@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 import structlog
 from blake3 import blake3
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from tinsmith import ids
 from tinsmith.bus.claims import INLINE_BYTES
-from tinsmith.bus.pull import Pull
+from tinsmith.bus.history import count, stretch, subjects
 from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
 from tinsmith.errors import Fenced
 from tinsmith.messages.base import BlobRef, decoder, encode
@@ -41,7 +40,6 @@ _OPS = decoder(Op)
 
 GENESIS = "0" * 64
 COMMIT_PATIENCE_S = 600.0  # a finished step is worth waiting for the broker
-READ_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -104,26 +102,33 @@ class CommitLog:
 
         With ``from_op`` the first one is the record of that op; there are none without it.
         """
-        end = await self.head(model_id)
         start = 1
         if from_op is not None:
             found = await last(self._js, LOG_STREAM, _subject(model_id, "op", from_op))
-            start = end.stream_seq + 1 if found is None else found.seq or 0
-        if start > end.stream_seq:
-            return
-        config = ConsumerConfig(
-            filter_subject=_subject(model_id),
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=start,
-            ack_policy=AckPolicy.NONE,
-            mem_storage=True,
-            inactive_threshold=30.0,
-        )
-        info = await self._js.add_consumer(LOG_STREAM, config)
-        async for msg in Pull(self._client, LOG_STREAM, info.name, batch=READ_BATCH).messages():
-            yield _ENTRIES.decode(msg.data)
-            if msg.metadata.sequence.stream >= end.stream_seq:
+            if found is None:
                 return
+            start = found.seq or 0
+        async for _, data in self.stored(model_id, start=start):
+            yield _ENTRIES.decode(data)
+
+    async def stored(self, model_id: str, *, start: int = 1) -> AsyncIterator[tuple[str, bytes]]:
+        """Subject and bytes of every entry from stream sequence ``start`` to the present last."""
+        end = await last(self._js, LOG_STREAM, _subject(model_id))
+        if end is not None:
+            async for msg in stretch(
+                self._connection, LOG_STREAM, _subject(model_id), first=start, last=end.seq or 0
+            ):
+                yield msg.subject, msg.data
+
+    async def models(self) -> list[str]:
+        """The ids of all models that have a log, sorted. NotFound when there is no such stream."""
+        first = LOG_TEMPLATE.subject(model="*", kind="own", number="1")
+        found = await subjects(self._client, LOG_STREAM, first)
+        return sorted(subject.split(".")[-3].replace("-", ":") for subject in found)
+
+    async def length(self, model_id: str) -> int:
+        """How many entries the model's log has now."""
+        return await count(self._js, LOG_STREAM, _subject(model_id))
 
     async def take(
         self, model_id: str, trainer_id: str, environment: dict[str, str] | None = None
@@ -135,9 +140,13 @@ class CommitLog:
         Raises:
             Fenced: another trainer took it in the same moment.
         """
-        writer = LogWriter(self._connection, self._blobs, model_id, await self.head(model_id))
+        writer = await self.writer(model_id)
         await writer.own(trainer_id, environment or {})
         return writer
+
+    async def writer(self, model_id: str) -> LogWriter:
+        """A writer at the log's end that is nobody's owner: only for copies."""
+        return LogWriter(self._connection, self._blobs, model_id, await self.head(model_id))
 
     async def _bytes(self, inline: bytes | None, ref: BlobRef | None) -> bytes:
         if inline is not None:
@@ -179,7 +188,7 @@ class LogWriter:
             environment=environment,
             prev_blake3="",
         )
-        await self._append("own", epoch, entry)
+        await self._append(entry)
 
     async def commit(
         self, seq: int, op: Encoded, result: OpResult, *, state_blake3: str = ""
@@ -205,7 +214,7 @@ class LogWriter:
             state_blake3=state_blake3,
             prev_blake3="",
         )
-        await self._append("op", seq, record)
+        await self._append(record)
 
     async def save_state(self, seq: int, parts: dict[str, BlobRef], *, state_blake3: str) -> None:
         """Note that the model after op ``seq`` lies in ``parts``; raises as ``commit``."""
@@ -217,28 +226,44 @@ class LogWriter:
             parts=parts,
             prev_blake3="",
         )
-        await self._append("state", seq, entry)
+        await self._append(entry)
 
-    async def _append(self, kind: str, number: int, entry: LogEntry) -> None:
+    async def copy(self, data: bytes) -> None:
+        """Append an entry of the model that was written elsewhere, byte for byte.
+
+        Raises:
+            ValueError: it does not follow the last entry.
+            Fenced, BrokerUnavailable: as ``commit``.
+        """
+        entry: LogEntry = _ENTRIES.decode(data)
+        async with self._turn:
+            if (entry.model_id, entry.prev_blake3) != (self._model_id, self._head.blake3):
+                msg = f"{self._model_id}: the entry does not follow {self._head.blake3}"
+                raise ValueError(msg)
+            await self._publish(entry, data)
+
+    async def _append(self, entry: LogEntry) -> None:
         """Append ``entry``, chained to the one before it."""
         async with self._turn:
             chained = msgspec.structs.replace(entry, prev_blake3=self._head.blake3)
-            data = encode(chained)
-            digest = blake3(data).hexdigest()
-            headers = {
-                "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
-                "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id),
-            }
-            subject = _subject(self._model_id, kind, number)
-            try:
-                stream_seq = await publish(
-                    self._connection, subject, data, headers=headers, patience_s=COMMIT_PATIENCE_S
-                )
-            except Rejected as exc:
-                if exc.code != ERR_WRONG_LAST_SEQUENCE:
-                    raise
-                stream_seq = await self._ours(subject, digest)
-            self._head = Head(stream_seq, digest, entry.epoch)
+            await self._publish(chained, encode(chained))
+
+    async def _publish(self, entry: LogEntry, data: bytes) -> None:
+        digest = blake3(data).hexdigest()
+        headers = {
+            "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
+            "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id),
+        }
+        subject = subject_of(entry)
+        try:
+            stream_seq = await publish(
+                self._connection, subject, data, headers=headers, patience_s=COMMIT_PATIENCE_S
+            )
+        except Rejected as exc:
+            if exc.code != ERR_WRONG_LAST_SEQUENCE:
+                raise
+            stream_seq = await self._ours(subject, digest)
+        self._head = Head(stream_seq, digest, entry.epoch)
 
     async def _ours(self, subject: str, digest: str) -> int:
         """A refused append may be our own, whose acknowledgement was lost."""
@@ -247,6 +272,19 @@ class LogWriter:
             return found.seq or 0
         msg = f"{self._model_id}: another owner has written to the log; {subject} is refused"
         raise Fenced(msg)
+
+
+def subject_of(entry: LogEntry) -> str:
+    """Where ``entry`` is kept."""
+    match entry:
+        case Record():
+            return _subject(entry.model_id, "op", entry.seq)
+        case Owned():
+            return _subject(entry.model_id, "own", entry.epoch)
+        case StateSaved():
+            return _subject(entry.model_id, "state", entry.seq)
+        case _:
+            assert_never(entry)
 
 
 def _subject(model_id: str, kind: str = "*", number: int | None = None) -> str:

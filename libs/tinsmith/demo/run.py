@@ -16,7 +16,7 @@ from rich.console import Console
 from tinsmith import paths
 from tinsmith.demo import model, packages, server
 from tinsmith.demo.progress import step
-from tinsmith.errors import ServerError
+from tinsmith.errors import ServerError, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,8 @@ def main(
     """
     console = Console()
     packages.require("tinker", "transformers")
+    if json_path is not None:
+        _require_writable(json_path)
     try:
         with _address(data_dir, console) as address:
             results = _learn(address, console, steps)
@@ -66,20 +68,37 @@ def main(
     return EXIT_OK if results.has_learned else EXIT_NOT_LEARNED
 
 
+def _require_writable(path: Path) -> None:
+    """Better now than after the training."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise StartupError(
+            f"--json: {path} cannot be written: {error.strerror}; choose another file"
+        ) from error
+
+
 @contextlib.contextmanager
 def _address(data_dir: Path | None, console: Console) -> Iterator[Address | None]:
     """A server of our own, or None for the one that the environment names."""
     if os.environ.get(BASE_URL_VARIABLE):
         yield None
         return
-    os.environ["HF_HUB_OFFLINE"] = "1"  # everything is here; nothing shall wait for a hub
     root = (data_dir or paths.default_data_dir() / "demo").absolute()
     paths.DataDir(root).prepare()
     config = server.write_config(root, model.fetch(paths.cache_dir().absolute(), console=console))
+    _stay_on_this_machine()
     with contextlib.ExitStack() as stack:
         with step(console, f"Starting the server in {root}"):
             address = stack.enter_context(server.running(config))
         yield address
+
+
+def _stay_on_this_machine() -> None:
+    """Everything is here from now on: nothing shall wait for a hub or ask a proxy."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        del os.environ[name]
 
 
 def _learn(address: Address | None, console: Console, steps: int | None) -> Results:

@@ -32,7 +32,8 @@ class Extent:
 class KvCache:
     """Keys and values of all layers for ``capacity`` tokens.
 
-    ``layers`` has for each layer its keys and its values, each [1, head, slot, dim]. The slots beyond ``capacity`` are a place to write what nobody reads: padding rows go there.
+    ``layers`` has the keys and the values of each layer, [1, head, slot, dim]. The slots beyond
+    ``capacity`` are a place to write what nobody reads: the padding rows of a pass go there.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class SharedProduct:
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         weight = torch.cat([layer.weight.detach() for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases = [layer.bias.detach() for layer in layers if _has_bias(layer)]
         self.kernel = FrozenLinear(weight, torch.cat(biases) if biases else None)
         self._widths = [layer.out_features for layer in layers]
         self._input: torch.Tensor | None = None
@@ -172,17 +172,22 @@ def _groups(model: nn.Module) -> Iterator[tuple[str, ...]]:
     """The names of all linear layers, those that share a product together."""
     linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     while linear:
-        name = next(iter(linear))
-        parent, _, attribute = name.rpartition(".")
-        prefix = f"{parent}." if parent else ""
-        family = next((names for names in _SIBLINGS if attribute in names), (attribute,))
-        group = [linear[prefix + one] for one in family if prefix + one in linear]
-        is_alike = len({(one.in_features, one.bias is None) for one in group}) == 1
-        names = (
-            tuple(prefix + one for one in family)
-            if len(group) == len(family) and is_alike
-            else (name,)
-        )
-        for one in names:
-            del linear[one]
+        names = _family(next(iter(linear)), linear)
+        for name in names:
+            del linear[name]
         yield names
+
+
+def _family(name: str, linear: Mapping[str, nn.Linear]) -> tuple[str, ...]:
+    """The layers that share a product with this one, itself among them."""
+    parent, dot, attribute = name.rpartition(".")
+    for attributes in _SIBLINGS:
+        names = tuple(parent + dot + one for one in attributes)
+        if attribute in attributes and all(one in linear for one in names):
+            kinds = {(linear[one].in_features, _has_bias(linear[one])) for one in names}
+            return names if len(kinds) == 1 else (name,)
+    return (name,)
+
+
+def _has_bias(layer: nn.Linear) -> bool:
+    return cast("torch.Tensor | None", layer.bias) is not None

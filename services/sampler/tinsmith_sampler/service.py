@@ -76,7 +76,7 @@ class Sampler:
         except asyncio.CancelledError:
             await delivery.give_back()
             raise
-        except Exception:  # not stored; the next attempt draws the same answer
+        except Exception:  # noqa: BLE001 - not stored; the next attempt draws the same answer
             self._log.exception("result not stored", request_id=request.request_id)
             await delivery.give_back(delay_s=1.0)
             return

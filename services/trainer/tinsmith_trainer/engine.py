@@ -12,7 +12,14 @@ import numpy as np
 
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.base import Tensor
-from tinsmith.messages.ops import CreateModelDone, ForwardBackwardDone, OptimStepDone
+from tinsmith.messages.ops import (
+    CreateModel,
+    CreateModelDone,
+    ForwardBackward,
+    ForwardBackwardDone,
+    OptimStep,
+    OptimStepDone,
+)
 from tinsmith_trainer import checkpoint_files, datums, losses, optim, packing
 from tinsmith_trainer.adapters import Adapter, Adapters, Snapshot
 from tinsmith_trainer.lora import check_shape
@@ -22,13 +29,16 @@ from tinsmith_trainer.state import StateView
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tinsmith.messages.ops import ForwardBackward, LoraShape, OptimStep
+    from tinsmith.messages.ops import LoraShape, OpResult
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
     from tinsmith_trainer.losses import Loss
     from tinsmith_trainer.passes import Scored
 
-__all__ = ["Snapshot", "TrainingEngine"]
+__all__ = ["EngineOp", "Snapshot", "TrainingEngine"]
+
+EngineOp = CreateModel | ForwardBackward | OptimStep
+"""What an engine decides alone, from its models and the op."""
 
 
 class TrainingEngine:
@@ -38,7 +48,7 @@ class TrainingEngine:
         """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass."""
         self.info: BaseModelInfo = base.info
         self._device = base.device
-        self._microbatch_tokens = microbatch_tokens
+        self.microbatch_tokens = microbatch_tokens
         self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
         self._passes = Passes(base)
         self._adapters = Adapters()
@@ -46,6 +56,16 @@ class TrainingEngine:
     def models(self) -> tuple[str, ...]:
         """The ids of the models that exist here."""
         return tuple(self._adapters)
+
+    def apply(self, model_id: str, op: EngineOp) -> OpResult:
+        """Carry out one op; ``CreateModel`` makes a fresh adapter, whatever its checkpoint."""
+        match op:
+            case CreateModel(lora=lora):
+                return self.create(model_id, lora)
+            case ForwardBackward():
+                return self.forward_backward(model_id, op)
+            case OptimStep():
+                return self.optim_step(model_id, op)
 
     def create(self, model_id: str, lora: LoraShape) -> CreateModelDone:
         """Make a fresh adapter; equal shapes and seeds give equal weights on any machine."""
@@ -129,7 +149,7 @@ class TrainingEngine:
         """All passes of an op, and its results in the order of its datums."""
         results: dict[int, Scored] = {}
         lengths = [len(example) for example in examples]
-        plan = packing.plan(lengths, self._microbatch_tokens)
+        plan = packing.plan(lengths, self.microbatch_tokens)
         for batch in plan:
             rows = [examples[index] for index in batch]
             scored = self._passes.run(adapter, rows, loss, settings, with_gradient=with_gradient)

@@ -25,8 +25,8 @@ def describe(base: BaseModel, *, microbatch_tokens: int) -> dict[str, str]:
     return {
         "tinsmith": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "torch": str(torch.__version__),  # a str that msgpack does not know
+        "transformers": str(transformers.__version__),
         "numpy": np.__version__,
         "device": _device(base.device),
         "threads": str(torch.get_num_threads()),

@@ -15,7 +15,7 @@ from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     from structlog.stdlib import BoundLogger
 
@@ -140,16 +140,14 @@ class Executor:
     async def _apply(self, op: ops.Op) -> ops.OpResult:
         model_id, body = op.model_id, op.body
         match body:
-            case ops.CreateModel(checkpoint=None):
-                return await self._run(op, lambda _: self._engine.create(model_id, body.lora))
-            case ops.CreateModel():
-                parts = await self._parts(str(body.checkpoint))
+            case ops.CreateModel(checkpoint=str(checkpoint)):
+                parts = await self._parts(checkpoint)
                 done = await self.restore(model_id, parts, with_optimizer=body.with_optimizer)
                 return ops.CreateModelDone(model_id=model_id, lora=done.lora, parts=parts)
-            case ops.ForwardBackward():
-                return await self._run(op, lambda _: self._engine.forward_backward(model_id, body))
-            case ops.OptimStep():
-                return await self._run(op, lambda _: self._engine.optim_step(model_id, body))
+            case ops.CreateModel() | ops.ForwardBackward() | ops.OptimStep():
+                return await self._compute.run(
+                    model_id, lambda: self._engine.apply(model_id, body), cost=tokens_of(body)
+                )
             case ops.LoadWeights():
                 parts = await self._parts(body.path)
                 await self.restore(model_id, parts, with_optimizer=body.with_optimizer)
@@ -161,11 +159,6 @@ class Executor:
                 raise TypeError(msg)
             case _:
                 assert_never(body)
-
-    async def _run(self, op: ops.Op, call: Callable[[str], R]) -> R:
-        return await self._compute.run(
-            op.model_id, lambda: call(op.model_id), cost=tokens_of(op.body)
-        )
 
     async def _parts(self, path: str) -> dict[str, BlobRef]:
         return (await self._bus.call(table.GET_CHECKPOINT, GetCheckpoint(path=path))).parts

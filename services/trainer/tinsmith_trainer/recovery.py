@@ -1,8 +1,7 @@
 """Brings a model to where its log ends: from its newest saved state, by repeating what followed.
 
-Ops that failed changed nothing and are skipped, and so are those that only read the model.
-Loads take the very parts that the record names, not what their path means today. Every repeated
-op must give the result and the state that the log has for it.
+Ops that failed changed nothing and are skipped, and so are those that only read the model. Every
+repeated op must give the result and the state that the log has for it.
 """
 
 from __future__ import annotations
@@ -10,16 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blake3 import blake3
-
 from tinsmith.errors import BrokerUnavailable, ServerError
 from tinsmith.messages import ops
-from tinsmith.messages.base import Failed, encode
+from tinsmith.messages.base import Failed
+from tinsmith_trainer.differences import Comparison
+from tinsmith_trainer.repeating import between_states, repeat, why_not_repeated
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
     from tinsmith.bus import CommitLog
+    from tinsmith.messages.base import BlobRef
+    from tinsmith_trainer.differences import Difference
     from tinsmith_trainer.executor import Executor
 
 
@@ -41,6 +42,7 @@ class Recovery:
         self._model_id = model_id
         self._log = log
         self._executor = executor
+        self._machine = _Waited(executor, logger)
         self._logger = logger
 
     async def run(self) -> Recovered:
@@ -84,8 +86,10 @@ class Recovery:
         if isinstance(result, Failed):
             return why_broken(result) if entry.seq == 0 else None
         op = await self._log.op(entry)
+        if why_not_repeated(op.body, result) or _only_reads(op.body):
+            return None
         try:
-            await self._redo(op, result)
+            _check(Comparison().first(result, await repeat(self._machine, op, result)))
             if entry.state_blake3:
                 await self._check_state(entry.state_blake3)
         except BrokerUnavailable:
@@ -97,35 +101,35 @@ class Recovery:
             )
         return None
 
-    async def _redo(self, op: ops.Op, result: ops.OpResult) -> None:
-        match op.body, result:
-            case (
-                ops.CreateModel(checkpoint=str(), with_optimizer=warm),
-                ops.CreateModelDone(parts=parts),
-            ) | (ops.LoadWeights(with_optimizer=warm), ops.LoadWeightsDone(parts=parts)):
-                await self._executor.restore(op.model_id, parts, with_optimizer=warm)
-            case (
-                (ops.CreateModel() | ops.OptimStep() | ops.ForwardBackward(forward_only=False)),
-                _,
-            ):
-                await self._execute_again(op, result)
-            case _:
-                pass
-
-    async def _execute_again(self, op: ops.Op, result: ops.OpResult) -> None:
-        again = await (await self._executor.execute(op, self._logger)).result
-        if isinstance(again, Failed):
-            raise ServerError(again.message)
-        if encode(again) != encode(result):
-            raise ServerError(
-                f"its result {_short(again)} is not the {_short(result)} in the log; was it "
-                "computed with other software, threads or hardware?"
-            )
-
     async def _check_state(self, expected: str) -> None:
-        found = await self._executor.state_blake3(self._model_id)
-        if found != expected:
-            raise ServerError(f"the state {found[:16]} is not the {expected[:16]} in the log")
+        _check(between_states(expected, await self._executor.state_blake3(self._model_id)))
+
+
+@dataclass(frozen=True)
+class _Waited:
+    """The executor, each op waited for: nothing else of the model can run meanwhile."""
+
+    executor: Executor
+    logger: BoundLogger
+
+    async def execute(self, op: ops.Op) -> ops.OpResult:
+        return await (await self.executor.execute(op, self.logger)).result
+
+    async def restore(
+        self, model_id: str, parts: dict[str, BlobRef], *, with_optimizer: bool
+    ) -> ops.CreateModelDone:
+        return await self.executor.restore(model_id, parts, with_optimizer=with_optimizer)
+
+
+def _only_reads(body: ops.OpBody) -> bool:
+    return isinstance(body, ops.ForwardBackward) and body.forward_only
+
+
+def _check(difference: Difference | None) -> None:
+    if difference is not None:
+        raise ServerError(
+            f"{difference}; was it computed with other software, threads or hardware?"
+        )
 
 
 def why_broken(created: ops.OpResult) -> str | None:
@@ -133,7 +137,3 @@ def why_broken(created: ops.OpResult) -> str | None:
     if isinstance(created, Failed):
         return f"this model was not created: {created.message}"
     return None
-
-
-def _short(result: ops.OpResult) -> str:
-    return blake3(encode(result)).hexdigest()[:16]

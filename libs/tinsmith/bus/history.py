@@ -1,0 +1,132 @@
+"""Reading what a stream keeps: a stretch of it in order, and which subjects it has."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from tinsmith.bus.pull import ConsumerGone, Pull
+from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
+from tinsmith.errors import BrokerUnavailable, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js import JetStreamContext
+    from nats.js.api import ConsumerInfo
+
+BATCH = 100
+SILENCE_S = 30.0  # without a message, then the caller hears of it
+IDLE_S = 30.0  # without a request, then the broker forgets the consumer
+_ERR_NO_STREAM = 10059
+
+
+async def stretch(
+    connection: tuple[Client, JetStreamContext], stream: str, subject: str, *, first: int, last: int
+) -> AsyncIterator[Msg]:
+    """The messages on ``subject`` from stream sequence ``first`` to ``last``, which is one of them.
+
+    The consumer behind it may go, with a restarted broker or because the caller took long over a
+    message: reading then goes on with another one.
+
+    Raises:
+        BrokerUnavailable: the broker was silent for too long.
+    """
+    while first <= last:
+        consumer = await _consumer(connection[1], stream, subject, first)
+        pull = Pull(connection[0], stream, consumer.name, batch=BATCH)
+        messages = cast("AsyncGenerator[Msg]", pull.messages())
+        try:
+            while first <= last:
+                async with asyncio.timeout(SILENCE_S):
+                    msg = await anext(messages)
+                yield msg
+                first = msg.metadata.sequence.stream + 1
+        except ConsumerGone:
+            continue
+        except TimeoutError as exc:
+            reason = f"the broker sent nothing of {subject} for {SILENCE_S:g} s; is it running?"
+            raise BrokerUnavailable(reason) from exc
+        finally:
+            await messages.aclose()
+
+
+async def count(js: JetStreamContext, stream: str, subject: str) -> int:
+    """How many messages the stream has on ``subject``. Raises BrokerUnavailable."""
+    return (await _consumer(js, stream, subject, 1)).num_pending or 0
+
+
+async def subjects(client: Client, stream: str, matching: str) -> dict[str, int]:
+    """The subjects in the stream that match, each with its number of messages.
+
+    Raises:
+        NotFound: the broker has no such stream.
+        BrokerUnavailable: JetStream did not answer.
+    """
+    found: dict[str, int] = {}
+    while True:
+        page = await _page(client, stream, {"subjects_filter": matching, "offset": len(found)})
+        new = page.state.subjects or {}
+        found |= new
+        if not new or len(found) >= page.total:
+            return found
+
+
+class _State(msgspec.Struct):
+    subjects: dict[str, int] | None = None
+
+
+class _Error(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _Info(msgspec.Struct):
+    """What of the broker's answer matters here."""
+
+    state: _State = msgspec.field(default_factory=_State)
+    total: int = 0  # of all pages
+    error: _Error | None = None
+
+
+async def _page(client: Client, stream: str, request: dict[str, str | int]) -> _Info:
+    """One page of a list that the broker cuts at 100,000; nats-py asks for the first only."""
+    try:
+        answer = await client.request(
+            f"$JS.API.STREAM.INFO.{stream}", msgspec.json.encode(request), timeout=READ_PATIENCE_S
+        )
+    except TRANSIENT as exc:
+        msg = f"the broker did not list {stream} ({type(exc).__name__}); does it run JetStream?"
+        raise BrokerUnavailable(msg) from exc
+    info = msgspec.json.decode(answer.data, type=_Info)
+    if info.error is None:
+        return info
+    if info.error.err_code == _ERR_NO_STREAM:
+        msg = f"the broker has no stream {stream}: no service of Tinsmith has run against it yet"
+        raise NotFound(msg)
+    raise BrokerUnavailable(f"the broker did not list {stream}: {info.error.description}")
+
+
+async def _consumer(js: JetStreamContext, stream: str, subject: str, first: int) -> ConsumerInfo:
+    config = ConsumerConfig(
+        filter_subject=subject,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=first,
+        ack_policy=AckPolicy.NONE,
+        mem_storage=True,
+        inactive_threshold=IDLE_S,
+    )
+    deadline = asyncio.get_running_loop().time() + READ_PATIENCE_S
+    while True:
+        try:
+            return await js.add_consumer(stream, config)
+        except TRANSIENT as exc:
+            if asyncio.get_running_loop().time() > deadline:
+                msg = f"the broker did not let {stream} be read within {READ_PATIENCE_S:g} s"
+                raise BrokerUnavailable(msg) from exc
+        await asyncio.sleep(RETRY_PAUSE_S)

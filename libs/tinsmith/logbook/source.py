@@ -1,0 +1,90 @@
+"""Where logs are read from: the interface, and choosing what is behind it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tinsmith.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from tinsmith.config import Config
+    from tinsmith.logbook.entry import Entry
+    from tinsmith.messages.base import BlobRef
+
+SUFFIX = ".tslog"
+SHOWN_CANDIDATES = 8
+
+
+class Logbook(Protocol):
+    """The logs of some runs, and the blobs that they refer to. Only for reading."""
+
+    async def runs(self) -> list[str]:
+        """The ids of the models that have a log, sorted."""
+
+    async def length(self, model_id: str) -> int:
+        """How many entries the model's log has now."""
+
+    def entries(self, model_id: str) -> AsyncIterator[Entry]:
+        """Every entry of the model in order, up to the present last.
+
+        Raises:
+            LogDamaged: the next entry cannot be read.
+        """
+
+    async def blob(self, ref: BlobRef) -> bytes:
+        """The bytes that ``ref`` names, verified. Raises BlobMissing."""
+
+
+@asynccontextmanager
+async def open_logbook(source: str | None, config: Config) -> AsyncIterator[Logbook]:
+    """The logbook in the file ``source``, or the running installation's.
+
+    Raises:
+        BrokerUnavailable: no broker answers.
+        NotFound: there is no such file.
+        LogDamaged: the file's first bytes are not those of an exported log.
+    """
+    if source is not None:
+        from tinsmith.logbook.file import FileLogbook
+
+        with FileLogbook.open(Path(source)) as book:
+            yield book
+    else:
+        from tinsmith.logbook.installation import connect
+
+        async with connect(config, name="logbook") as (bus, blobs):
+            from tinsmith.logbook.broker import BrokerLogbook
+
+            yield BrokerLogbook(bus.log, blobs)
+
+
+def is_file(text: str) -> bool:
+    """Whether ``text`` on a command line means a file rather than a run."""
+    return text.endswith(SUFFIX) or "/" in text or Path(text).is_file()
+
+
+def resolve_run(runs: Sequence[str], text: str) -> str:
+    """The one of ``runs`` that is, or begins with, ``text``.
+
+    Raises:
+        NotFound: none does.
+        InvalidRequest: several do.
+    """
+    if text in runs:
+        return text
+    found = [run for run in runs if run.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidRequest(f"run: {text!r} is short for {_listed(found)}; give more of it")
+    there_are = f"there are {_listed(runs)}" if runs else "no run has a log"
+    raise NotFound(f"run: no run begins with {text!r}; {there_are}")
+
+
+def _listed(runs: Sequence[str]) -> str:
+    more = len(runs) - SHOWN_CANDIDATES
+    return ", ".join(runs[:SHOWN_CANDIDATES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,99 @@
+"""What is done again of an op that a log has, whoever does it: a new owner or a replay.
+
+Loads take the very parts that the record names, not what their path means today. Saves only
+read the model. A failure is repeated if the engine decided it from the op and the model alone;
+any other, such as a missing checkpoint or an op that never came, left the model as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from tinsmith.errors import UserError
+from tinsmith.messages import ops
+from tinsmith.messages.base import Failed
+from tinsmith.messages.failures import to_failed
+from tinsmith_trainer.differences import Difference
+
+if TYPE_CHECKING:
+    from tinsmith.messages.base import BlobRef
+
+SAVES = "saves"
+OTHER_FAILURES = "failures outside of the engine"
+
+
+class Machine(Protocol):
+    """What carries out ops."""
+
+    async def execute(self, op: ops.Op) -> ops.OpResult:
+        """Create, forward-backward or step; an error of the op is its result."""
+
+    async def restore(
+        self, model_id: str, parts: dict[str, BlobRef], *, with_optimizer: bool
+    ) -> ops.CreateModelDone:
+        """Give the model the state in ``parts``; a UserError when they do not make one."""
+
+
+def why_not_repeated(body: ops.OpBody, result: ops.OpResult) -> str | None:
+    """Which kind of op this is, if of one that is not carried out again; None for all others."""
+    match body, result:
+        case (
+            (ops.SaveWeights(), ops.SaveWeightsDone())
+            | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone())
+        ):  # fmt: skip
+            return SAVES
+        case _, Failed() if not _is_of_engine(body, result):
+            return OTHER_FAILURES
+        case _:
+            return None
+
+
+def _is_of_engine(body: ops.OpBody, failed: Failed) -> bool:
+    """Whether the op and the model alone decide that it fails.
+
+    Failures that an owner made up have no ``code``: of ops that never came, or of lost models.
+    """
+    match body:
+        case ops.SaveWeights() | ops.SaveWeightsForSampler() | ops.LoadWeights():
+            return False
+        case ops.CreateModel(checkpoint=str()):
+            return False
+        case _:
+            return failed.category == "user" and failed.code != ""
+
+
+async def repeat(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpResult:
+    """Carry ``op`` out again, given the ``result`` it had; returns what it gives now.
+
+    Only for ops for which ``why_not_repeated`` has no reason.
+    """
+    match op.body, result:
+        case (
+            ops.CreateModel(checkpoint=str(), with_optimizer=warm),
+            ops.CreateModelDone(parts=parts),
+        ) | (ops.LoadWeights(with_optimizer=warm), ops.LoadWeightsDone(parts=parts)):
+            return await _restored(machine, op, parts, with_optimizer=warm)
+        case ops.Refused(reason=reason), _:
+            return reason
+        case ((ops.CreateModel(checkpoint=None) | ops.ForwardBackward() | ops.OptimStep()), _):
+            return await machine.execute(op)
+        case body, _:
+            msg = f"a {type(body).__name__} is never answered so"
+            return Failed(category="unknown", message=msg)
+
+
+async def _restored(
+    machine: Machine, op: ops.Op, parts: dict[str, BlobRef], *, with_optimizer: bool
+) -> ops.OpResult:
+    try:
+        done = await machine.restore(op.model_id, parts, with_optimizer=with_optimizer)
+    except UserError as exc:
+        return to_failed(exc)
+    if isinstance(op.body, ops.LoadWeights):
+        return ops.LoadWeightsDone(path=op.body.path, parts=parts)
+    return ops.CreateModelDone(model_id=op.model_id, lora=done.lora, parts=parts)
+
+
+def between_states(expected: str, found: str) -> Difference | None:
+    """The difference of two digests of a model's state."""
+    return None if expected == found else Difference("state", expected or "(none)", found)

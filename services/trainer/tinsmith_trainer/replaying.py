@@ -1,0 +1,191 @@
+"""The replay of one model's log: op after op on a workbench, up to the first difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tinsmith.logbook import DigestMismatch, op_of, result_of
+from tinsmith.logbook.entry import GENESIS
+from tinsmith.messages import ops
+from tinsmith.messages.base import Failed
+from tinsmith_trainer import repeating
+from tinsmith_trainer.differences import NO_GAP, Comparison, Difference, Gap
+from tinsmith_trainer.executor import tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from tinsmith.logbook import Entry, Logbook
+    from tinsmith_trainer.segments import Segment
+    from tinsmith_trainer.workbench import Workbench
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where the log and its replay part."""
+
+    seq: int
+    op: str  # the op's kind, or that of the entry
+    difference: Difference
+
+
+@dataclass
+class Tally:
+    """What a replay has done so far."""
+
+    results: int = 0
+    """Results that were compared."""
+    states: int = 0
+    """States that were compared."""
+    led_up: int = 0
+    """Ops that were only repeated to reach the first that is compared."""
+    not_repeated: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    largest: Gap = NO_GAP
+    """The largest gap between two numbers that a tolerance allowed."""
+    largest_seq: int = 0
+
+
+class Replay:
+    """One pass through the log of one model."""
+
+    def __init__(
+        self,
+        model_id: str,
+        logbook: Logbook,
+        bench: Workbench,
+        segments: Sequence[Segment],
+        *,
+        saved: Mapping[int, str],
+        tolerance: float | None = None,
+        on_op: Callable[[], None] = lambda: None,
+    ) -> None:
+        """With a ``tolerance`` numbers may differ by it, and computed states are not compared.
+
+        ``saved`` has the digests of the saved states by seq.
+        """
+        self.tally = Tally()
+        self._model_id = model_id
+        self._logbook = logbook
+        self._bench = bench
+        self._segments = segments
+        self._saved = saved
+        self._tolerance = tolerance
+        self._on_op = on_op
+        self._segment: Segment | None = None  # where the model is
+        self._next_seq = 0
+
+    async def run(self, entries: AsyncIterator[Entry]) -> Divergence | None:
+        """Repeat and compare what the segments hold; the first divergence, or None.
+
+        Raises:
+            BlobMissing: the logbook lacks what a load or a saved state refers to.
+            LogDamaged: an op or a result cannot be read.
+        """
+        previous = GENESIS
+        async for item in entries:
+            divergence = self._check_link(item, previous) or await self._follow(item.entry)
+            if divergence is not None or self._next_seq > self._segments[-1].last:
+                return divergence
+            previous = item.blake3
+        return None
+
+    def _check_link(self, item: Entry, previous: str) -> Divergence | None:
+        entry = item.entry
+        if entry.prev_blake3 == previous:
+            return None
+        seq = self._next_seq if isinstance(entry, ops.Owned) else entry.seq
+        return Divergence(seq, _kind(entry), Difference("prev_blake3", entry.prev_blake3, previous))
+
+    async def _follow(self, entry: ops.LogEntry) -> Divergence | None:
+        match entry:
+            case ops.Owned(environment=environment):
+                await self._bench.set_up(environment)
+                return None
+            case ops.StateSaved():
+                return None
+            case ops.Record(seq=seq) if seq < self._next_seq:
+                return await self._late(entry)
+            case ops.Record(seq=seq):
+                self._next_seq = seq + 1
+                return await self._record(entry)
+
+    async def _late(self, record: ops.Record) -> Divergence | None:
+        """An op that came after its session had ended: it can only have failed."""
+        if isinstance(await result_of(self._logbook, record), Failed):
+            self.tally.not_repeated[repeating.OTHER_FAILURES] += 1
+            return None
+        difference = Difference("seq", str(record.seq), f"{self._next_seq} or more")
+        return Divergence(record.seq, _kind(record), difference)
+
+    async def _record(self, record: ops.Record) -> Divergence | None:
+        segment = next((piece for piece in self._segments if record.seq in piece), None)
+        if segment is None:
+            return None
+        if segment is not self._segment and (divergence := await self._enter(segment)):
+            return divergence
+        try:
+            op, result = await op_of(self._logbook, record), await result_of(self._logbook, record)
+        except DigestMismatch as exc:
+            expected = getattr(record, exc.field)
+            return Divergence(
+                record.seq, _kind(record), Difference(exc.field, expected, exc.problem)
+            )
+        difference = await self._repeat(
+            record, op, result, is_compared=record.seq >= segment.compare_from
+        )
+        self._on_op()
+        return difference and Divergence(record.seq, _kind(op.body), difference)
+
+    async def _enter(self, segment: Segment) -> Divergence | None:
+        """Bring the model to where ``segment`` starts."""
+        self._segment = segment
+        await self._bench.drop(self._model_id)
+        if (start := segment.start) is None:
+            return None
+        await self._bench.restore(self._model_id, start.parts, with_optimizer=True)
+        difference = await self._compare_state(start.state_blake3)
+        return difference and Divergence(start.seq, _kind(start), difference)
+
+    async def _repeat(
+        self, record: ops.Record, op: ops.Op, result: ops.OpResult, *, is_compared: bool
+    ) -> Difference | None:
+        if (op.model_id, op.seq) != (self._model_id, record.seq):
+            mine = f"{self._model_id}:{record.seq}"
+            return Difference("op", mine, f"{op.model_id}:{op.seq}")
+        if (kind := repeating.why_not_repeated(op.body, result)) is not None:
+            self.tally.not_repeated[kind] += 1
+            return None
+        found = await repeating.repeat(self._bench, op, result)
+        self.tally.tokens += tokens_of(op.body)
+        if not is_compared:
+            self.tally.led_up += 1
+            return None
+        difference = self._compare(record.seq, result, found)
+        has_new_state = repeating.changes_state(op.body) and not isinstance(found, Failed)
+        if difference is None and has_new_state and self._tolerance is None:
+            difference = await self._compare_state(record.state_blake3, self._saved.get(record.seq))
+        return difference
+
+    def _compare(self, seq: int, expected: ops.OpResult, found: ops.OpResult) -> Difference | None:
+        comparison = Comparison(tolerance=self._tolerance)
+        difference = comparison.first(expected, found)
+        self.tally.results += 1
+        if comparison.largest.amount > self.tally.largest.amount:
+            self.tally.largest, self.tally.largest_seq = comparison.largest, seq
+        return difference
+
+    async def _compare_state(self, expected: str, saved: str | None = None) -> Difference | None:
+        found = await self._bench.state_blake3(self._model_id)
+        self.tally.states += 1
+        difference = repeating.between_states(expected, found)
+        if difference is None and saved not in (None, found):
+            return Difference("saved state", saved, found)
+        return difference
+
+
+def _kind(message: ops.LogEntry | ops.OpBody) -> str:
+    """As it is called on the bus."""
+    return str(type(message).__struct_config__.tag)

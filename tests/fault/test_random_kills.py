@@ -1,0 +1,74 @@
+"""Three tenants train while every process is killed again and again: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.integration.conftest import connect, start, stop
+from tests.integration.steps import datum, new_model, step
+
+from tinsmith.blobs import BlobStore
+from tinsmith.bus import Bus
+from tinsmith.config import BusConfig
+from tinsmith.messages import ops
+
+STEPS = 60
+KILLS = 10
+SERVICES = ("trainer", "gateway", "sampler", "checkpointer", "broker")
+RESTART_PATIENCE_S = 90.0
+
+
+def train(model, tenant, steps=STEPS):
+    """A tenant's whole run: its data and its rate are its own."""
+    data = [datum(range(5 + tenant, 20 + tenant)), datum(range(30, 42 + tenant))]
+    return [step(model, data, lr=10 ** -(2 + tenant / 2)) for _ in range(steps)]
+
+
+def kill_at_random(server, rng):
+    """Kill one process and wait until there is another."""
+    service = rng.choice(SERVICES)
+    old = server.pids[service]
+    server.kill(service)
+    deadline = time.monotonic() + RESTART_PATIENCE_S
+    while server.pids.get(service, old) == old:
+        assert time.monotonic() < deadline, f"{service} was not restarted"
+        time.sleep(0.05)
+    return service
+
+
+async def read_log(server, model_id):
+    """(seqs, last state digest) of a run's log."""
+    url = json.loads((server.folder / "ready.json").read_text())["nats_url"]
+    blobs = BlobStore.open("", default=server.folder / "data" / "blobs")
+    async with Bus.connect(BusConfig(url=url), name="auditor", blobs=blobs) as bus:
+        entries = [entry async for entry in bus.log.entries(model_id)]
+    records = [entry for entry in entries if isinstance(entry, ops.Record)]
+    states = [record.state_blake3 for record in records if record.state_blake3]
+    return [record.seq for record in records], states[-1]
+
+
+@pytest.mark.timeout(1500)
+def test_killed_at_random_every_run_ends_as_if_it_had_been_alone(tmp_path, model_folder):
+    rng = random.Random(20)
+    server = start(tmp_path, model_folder=model_folder, extra="[trainer]\nsnapshot_steps = 10\n")
+    clients = connect(server)
+    client = next(clients)
+    models = [new_model(client, seed=tenant) for tenant in range(3)]
+    with ThreadPoolExecutor(3) as tenants:
+        runs = [tenants.submit(train, model, n) for n, model in enumerate(models)]
+        killed = [kill_at_random(server, rng) for _ in range(KILLS)]
+        losses = [run.result() for run in runs]
+    alone = [new_model(client, seed=tenant) for tenant in range(3)]
+    undisturbed = [train(model, n) for n, model in enumerate(alone)]
+    logs = [asyncio.run(read_log(server, model.model_id)) for model in (*models, *alone)]
+    clients.close()
+    stop(server)
+
+    assert losses == undisturbed, killed
+    assert [seqs for seqs, _ in logs] == [list(range(2 * STEPS + 1))] * 6
+    assert [state for _, state in logs[:3]] == [state for _, state in logs[3:]]
