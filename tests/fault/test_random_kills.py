@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,14 +24,37 @@ SERVICES = ("trainer", "gateway", "sampler", "checkpointer", "broker")
 RESTART_PATIENCE_S = 90.0
 
 
-def train(model, tenant, steps=STEPS):
+class Pace:
+    """Spreads the tenants' steps over the kills, so that each kill meets steps on their way."""
+
+    def __init__(self):
+        self._kills = 0
+        self._changed = threading.Condition()
+
+    def kill_begins(self):
+        with self._changed:
+            self._kills += 1
+            self._changed.notify_all()
+
+    def wait_for(self, step):
+        with self._changed:
+            self._changed.wait_for(lambda: step < self._kills * STEPS // KILLS)
+
+
+def train(model, tenant, pace=None):
     """A tenant's whole run: its data and its rate are its own."""
     data = [datum(range(5 + tenant, 20 + tenant)), datum(range(30, 42 + tenant))]
-    return [step(model, data, lr=10 ** -(2 + tenant / 2)) for _ in range(steps)]
+    losses = []
+    for n in range(STEPS):
+        if pace is not None:
+            pace.wait_for(n)
+        losses.append(step(model, data, lr=10 ** -(2 + tenant / 2)))
+    return losses
 
 
-def kill_at_random(server, rng):
-    """Kill one process and wait until there is another."""
+def kill_at_random(server, rng, pace):
+    """Let some steps go, kill one process in their midst, wait until there is another."""
+    pace.kill_begins()
     service = rng.choice(SERVICES)
     old = server.pids[service]
     server.kill(service)
@@ -60,8 +84,9 @@ def test_killed_at_random_every_run_ends_as_if_it_had_been_alone(tmp_path, model
     client = next(clients)
     models = [new_model(client, seed=tenant) for tenant in range(3)]
     with ThreadPoolExecutor(3) as tenants:
-        runs = [tenants.submit(train, model, n) for n, model in enumerate(models)]
-        killed = [kill_at_random(server, rng) for _ in range(KILLS)]
+        pace = Pace()
+        runs = [tenants.submit(train, model, n, pace) for n, model in enumerate(models)]
+        killed = [kill_at_random(server, rng, pace) for _ in range(KILLS)]
         losses = [run.result() for run in runs]
     alone = [new_model(client, seed=tenant) for tenant in range(3)]
     undisturbed = [train(model, n) for n, model in enumerate(alone)]

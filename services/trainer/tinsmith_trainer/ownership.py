@@ -105,7 +105,7 @@ class OwnedModel:
                 for part in (self._feed, self._execute, self._commit, self._retire):
                     tasks.create_task(part(), name=f"{part.__name__} {self.model_id}")
         except ExceptionGroup as failures:
-            first = failures.exceptions[0]  # the others were cancelled because of it
+            first = _first(failures)
             if not isinstance(first, Retired):
                 raise first from None
             await self._worklist.remove()
@@ -209,3 +209,10 @@ class OwnedModel:
     async def _fail(self, delivery: Delivery[ops.Op], reason: str) -> None:
         outcome = Outcome.of(Failed(category="user", message=reason))
         await self._executed.put(_Executed(delivery, outcome))
+
+
+def _first(failure: Exception) -> Exception:
+    """The failure that the others were cancelled for."""
+    while isinstance(failure, ExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

@@ -234,7 +234,7 @@ async def test_every_change_of_state_is_recorded_with_its_digest(broker, bus, bl
     assert all(len(digest) == 64 for digest in (created, stepped, last))
 
 
-async def test_an_owner_that_was_replaced_drops_its_model(broker, bus, blobs, base):
+async def test_an_owner_that_was_replaced_drops_its_model(broker, bus, blobs, base, capsys):
     client = Client(bus)
     async with trainer(broker, blobs, base) as running:
         await client.create()
@@ -247,6 +247,7 @@ async def test_an_owner_that_was_replaced_drops_its_model(broker, bus, blobs, ba
         record = await bus.log.get(client.model, 1)
 
     assert record is None
+    assert "model lost to another trainer" in capsys.readouterr().out
 
 
 async def test_the_end_of_a_session_fails_what_waits_for_a_missing_op(broker, bus, blobs, base):
