@@ -184,7 +184,7 @@ class OwnedModel:
         elif await self._bus.log.get(self.model_id, seq) is not None:
             await self._finish(delivery)
         else:
-            await self._fail(delivery, f"request {seq} came after its session had ended")
+            await self._fail(delivery, _too_late(f"request {seq} came after its session ended"))
 
     async def _finish(self, delivery: Delivery[ops.Op]) -> None:
         await delivery.ack()
@@ -204,11 +204,14 @@ class OwnedModel:
         missing, waiting = self._sequencer.abandon()
         for _, delivery in waiting:
             reason = f"request {missing} of this model never arrived before its session ended"
-            await self._fail(delivery, reason)
+            await self._fail(delivery, _too_late(reason))
 
-    async def _fail(self, delivery: Delivery[ops.Op], reason: str) -> None:
-        outcome = Outcome.of(Failed(category="user", message=reason))
-        await self._executed.put(_Executed(delivery, outcome))
+    async def _fail(self, delivery: Delivery[ops.Op], failure: Failed) -> None:
+        await self._executed.put(_Executed(delivery, Outcome.of(failure)))
+
+
+def _too_late(reason: str) -> Failed:
+    return Failed(category="user", message=reason)
 
 
 def _first(failure: Exception) -> Exception:

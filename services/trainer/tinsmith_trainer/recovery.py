@@ -29,7 +29,7 @@ class Recovered:
     """Where a model stands."""
 
     next_seq: int
-    broken: str | None = None
+    broken: Failed | None = None
     """Why every further op must fail: the model was never created, or cannot be rebuilt."""
 
 
@@ -57,10 +57,19 @@ class Recovery:
                 broken = state.broken or await self._repeat(entry)
                 state = Recovered(entry.seq + 1, broken)
         if state.broken is not None:
-            self._logger.error("model cannot be rebuilt from its log", reason=state.broken)
+            reason = state.broken.message
+            self._logger.error("model cannot be rebuilt from its log", reason=reason)
         elif state.next_seq:
             self._logger.info("model rebuilt from its log", next_seq=state.next_seq)
         return state
+
+    async def give_up(self, reason: str) -> Recovered:
+        """The model as one that cannot be served: every further op fails with ``reason``."""
+        next_seq = 0
+        async for entry in self._log.entries(self._model_id):
+            if isinstance(entry, ops.Record):
+                next_seq = entry.seq + 1
+        return Recovered(next_seq, Failed(category="server", message=reason))
 
     async def _from_saved_state(self) -> Recovered:
         saved = await self._log.newest_state(self._model_id)
@@ -80,7 +89,7 @@ class Recovery:
         self._logger.info("state restored", seq=saved.seq)
         return Recovered(saved.seq + 1)
 
-    async def _repeat(self, entry: ops.Record) -> str | None:
+    async def _repeat(self, entry: ops.Record) -> Failed | None:
         """Carry out one committed op; the reason when it does not do again what it did."""
         result = await self._log.result(entry)
         if isinstance(result, Failed):
@@ -95,10 +104,11 @@ class Recovery:
         except BrokerUnavailable:
             raise  # nothing is wrong with the model: its owner tries again
         except Exception as exc:  # noqa: BLE001 - becomes the reason
-            return (
+            reason = (
                 f"this model's state was lost with its trainer and request {op.seq} could not be "
                 f"repeated ({exc}); continue from a saved checkpoint"
             )
+            return Failed(category="server", message=reason)
         return None
 
     async def _check_state(self, expected: str) -> None:
@@ -132,8 +142,9 @@ def _check(difference: Difference | None) -> None:
         )
 
 
-def why_broken(created: ops.OpResult) -> str | None:
+def why_broken(created: ops.OpResult) -> Failed | None:
     """What the ops after a creation that ended as ``created`` are told; None if it went well."""
-    if isinstance(created, Failed):
-        return f"this model was not created: {created.message}"
-    return None
+    if not isinstance(created, Failed):
+        return None
+    message = f"this model was not created: {created.message}"
+    return Failed(category=created.category, message=message)

@@ -17,6 +17,7 @@ from tinsmith_trainer.executor import Executor
 from tinsmith_trainer.ownership import OwnedModel
 from tinsmith_trainer.recovery import Recovery
 from tinsmith_trainer.snapshots import SnapshotPolicy
+from tinsmith_trainer.troubles import Troubles
 
 if TYPE_CHECKING:
     from tinsmith.bus import Delivery
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.engine import TrainingEngine
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
-RETRY_OWNERSHIP_S = 2.0
 MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
-MAX_RETRY_OWNERSHIP_S = 60.0
 
 
 class Trainer:
@@ -51,6 +50,7 @@ class Trainer:
         self._environment = environment
         self._owned: dict[str, OwnedModel] = {}
         self._ended_sessions: set[str] = set()
+        self._troubles = Troubles()
         self._room = asyncio.Semaphore(self._config.max_models)
 
     async def run(self) -> None:
@@ -94,11 +94,11 @@ class Trainer:
         except asyncio.CancelledError:
             await placement.give_back()
             raise
-        except Exception:  # one model's trouble must not end the others
+        except Exception as exc:  # one model's trouble must not end the others
             log.exception("model dropped; it will be recovered from its log")
-            delay_s = min(RETRY_OWNERSHIP_S * placement.attempts, MAX_RETRY_OWNERSHIP_S)
-            await placement.give_back(delay_s=delay_s)
+            await placement.give_back(delay_s=self._troubles.add(model_id, exc))
         else:
+            self._troubles.forget(model_id)
             await placement.ack()
             log.info("model released")
         finally:
@@ -110,7 +110,12 @@ class Trainer:
         log = self._log.bind(model_id=model_id)
         writer = await self._bus.log.take(model_id, self._context.instance, self._environment)
         try:
-            recovered = await Recovery(model_id, self._bus.log, self._executor, log).run()
+            recovery = Recovery(model_id, self._bus.log, self._executor, log)
+            if (reason := self._troubles.why_give_up(model_id)) is None:
+                recovered = await recovery.run()
+            else:
+                recovered = await recovery.give_up(reason)
+            self._troubles.reached(model_id, recovered.next_seq)
             owned = OwnedModel(
                 model_id,
                 bus=self._bus,

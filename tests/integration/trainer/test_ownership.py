@@ -221,6 +221,23 @@ async def test_a_log_that_repeats_differently_breaks_the_model_loudly(
     assert "saved checkpoint" in failed.message
 
 
+async def test_a_model_that_always_fails_ends_its_clients_waiting(
+    broker, bus, blobs, base, monkeypatch
+):
+    async def broken(self, op, log):
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(Executor, "execute", broken)
+    monkeypatch.setattr("tinsmith_trainer.troubles.FIRST_PAUSE_S", 0.05)
+    client = Client(bus)
+    async with trainer(broker, blobs, base):
+        await client.create()
+        failed = await client.result(0)
+
+    assert "a fault of ours" in failed.message
+    assert failed.category == "server"
+
+
 async def test_every_change_of_state_is_recorded_with_its_digest(broker, bus, blobs, base):
     client = Client(bus)
     async with trainer(broker, blobs, base):
