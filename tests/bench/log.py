@@ -110,10 +110,10 @@ async def measure(args):
                 for body in step_ops():
                     await run.do(body)
                 seconds[name].append(time.perf_counter() - started)
+        await executor.drop(with_log.model_id)
+        recovery = Recovery(with_log.model_id, bus.log, executor, structlog.get_logger())
         started = time.perf_counter()
-        recovered = await Recovery(
-            with_log.model_id, bus.log, executor, structlog.get_logger()
-        ).run()
+        recovered = await recovery.run()
         replay_s = time.perf_counter() - started
     return report(seconds, sorted(with_log.appends_s), replay_s, recovered)
 
