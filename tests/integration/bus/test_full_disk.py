@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 
 import pytest
-
 from tests.integration.bus.test_queue import TOKEN, put
+
 from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus
@@ -20,18 +19,6 @@ from tinsmith.paths import DataDir
 pytestmark = pytest.mark.integration
 
 BALLAST = 24 << 20
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 32 MiB, where the machine lets us mount one."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture
