@@ -1,4 +1,4 @@
-"""The broker's disk is full: whoever wants to write hears of it, and can again once there is room."""
+"""The broker's disk is full: whoever writes hears of it, and can again once there is room."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def cramped_broker(small_disk):
     server.kill()
 
 
+async def fill(bus, body):
+    for seq in range(100):
+        await put(bus, seq, body)
+
+
 async def test_work_that_finds_no_room_fails_with_a_reason_and_fits_again_later(
     cramped_broker, small_disk, tmp_path, monkeypatch
 ):
@@ -43,9 +48,8 @@ async def test_work_that_finds_no_room_fails_with_a_reason_and_fits_again_later(
     async with Bus.connect(BusConfig(url=cramped_broker.url), name="x", blobs=blobs) as bus:
         await bus.ensure()
         ballast.write_bytes(bytes(BALLAST))
-        with pytest.raises(ServerError, match="full|broker did not accept"):
-            for seq in range(100):
-                await put(bus, seq, body)
+        with pytest.raises(ServerError, match=r"full|broker did not accept"):
+            await fill(bus, body)
         ballast.unlink()
         await asyncio.to_thread(cramped_broker.kill)
         await asyncio.to_thread(cramped_broker.restart)
