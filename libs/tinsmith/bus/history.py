@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -13,7 +14,7 @@ from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
 from tinsmith.errors import BrokerUnavailable, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -31,29 +32,41 @@ async def stretch(
 ) -> AsyncIterator[Msg]:
     """The messages on ``subject`` from stream sequence ``first`` to ``last``, which is one of them.
 
-    The consumer behind it may go, with a restarted broker or because the caller took long over a
-    message: reading then goes on with another one.
+    Between batches nothing is open, so that the caller may take its time over a message, or stop
+    early. A consumer that the broker has forgotten meanwhile is replaced.
 
     Raises:
         BrokerUnavailable: the broker was silent for too long.
     """
+    consumer = ""
     while first <= last:
-        consumer = await _consumer(connection[1], stream, subject, first)
-        pull = Pull(connection[0], stream, consumer.name, batch=BATCH)
-        messages = cast("AsyncGenerator[Msg]", pull.messages())
-        try:
-            while first <= last:
-                async with asyncio.timeout(SILENCE_S):
-                    msg = await anext(messages)
-                yield msg
-                first = msg.metadata.sequence.stream + 1
-        except ConsumerGone:
-            continue
-        except TimeoutError as exc:
-            reason = f"the broker sent nothing of {subject} for {SILENCE_S:g} s; is it running?"
-            raise BrokerUnavailable(reason) from exc
-        finally:
-            await messages.aclose()
+        consumer = consumer or (await _consumer(connection[1], stream, subject, first)).name
+        batch = await _batch(connection[0], stream, consumer, last)
+        for msg in batch:
+            yield msg
+            first = msg.metadata.sequence.stream + 1
+        if len(batch) < BATCH:
+            consumer = ""
+
+
+async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[Msg]:
+    """The next messages, up to ``last``; fewer than ``BATCH`` when the consumer is gone."""
+    messages = cast("AsyncGenerator[Msg]", Pull(client, stream, consumer, batch=BATCH).messages())
+    found: list[Msg] = []
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(SILENCE_S) as limit, contextlib.aclosing(messages):
+            async for msg in messages:
+                limit.reschedule(loop.time() + SILENCE_S)
+                found.append(msg)
+                if len(found) == BATCH or msg.metadata.sequence.stream >= last:
+                    break
+    except ConsumerGone:
+        pass
+    except TimeoutError as exc:
+        reason = f"the broker sent nothing of {stream} for {SILENCE_S:g} s; is it running?"
+        raise BrokerUnavailable(reason) from exc
+    return found
 
 
 async def count(js: JetStreamContext, stream: str, subject: str) -> int:

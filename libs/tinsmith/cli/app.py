@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator  # noqa: TC003 - typer reads annotations
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - as above
 from typing import Annotated
 
 import typer
 
 from tinsmith import __version__
+from tinsmith.cli import log
+from tinsmith.cli.options import ConfigFile, DataDir  # noqa: TC001 - as above
 from tinsmith.errors import StartupError, TinsmithError
 
 EXIT_CODES = """\b
@@ -32,15 +34,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
 app.add_typer(config_app, name="config")
+app.add_typer(log.app, name="log")
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="TOML file [default: $TINSMITH_CONFIG]."),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", "-d", metavar="DIR", help="Folder of everything that is kept."),
-]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME", help="Which of [[models]] [default: the first]."),
@@ -158,6 +153,77 @@ def demo(
         from tinsmith.demo import run
 
         sys.exit(run.main(data_dir=data_dir, keep=keep, steps=steps, json_path=json_path))
+
+
+@app.command()
+def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameters
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|FILE",
+            help="A run, or enough of its id; or an exported log.",
+            show_default=False,
+        ),
+    ],
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Which run of FILE [default: its only one].")
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--from", min=0, metavar="N", help="First op to compare.")
+    ] = 0,
+    last: Annotated[
+        int | None,
+        typer.Option("--to", min=0, metavar="N", help="Last op to compare [default: the last]."),
+    ] = None,
+    spot_check: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, metavar="P", help="Only a random share of the parts between saved states."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Choose the same parts again [default: a new seed]."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="T", help="Numbers may differ by this much [default: no bit]."),
+    ] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,  # noqa: FBT002
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Do a run again from its log, and compare every result and every state.
+
+    Needs the base model and the log, which is read from the broker or from an exported file.
+
+    \b
+    Exit codes:
+      0  everything is equal
+      1  something differs: its op and field are printed
+      2  the check could not be made
+
+    \b
+    Examples:
+      tinsmith replay 3fk2
+      tinsmith replay run.tslog --json
+      tinsmith replay 3fk2 --spot-check 0.1
+    """  # noqa: D301 - click looks for the character itself
+    from tinsmith.cli import replay as command
+
+    options = command.Options(
+        target=target,
+        run=run,
+        first=first,
+        last=last,
+        share=spot_check,
+        seed=seed,
+        tolerance=tolerance,
+        is_json=is_json,
+        config=config,
+        data_dir=data_dir,
+    )
+    sys.exit(command.run(options))
 
 
 @config_app.command("show")

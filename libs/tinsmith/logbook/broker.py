@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tinsmith import ids
+from tinsmith.bus.log import subject_of
 from tinsmith.errors import BlobMissing
 from tinsmith.logbook.entry import Entry, LogDamaged, place_of
-from tinsmith.messages.ops import Owned, Record
-from tinsmith.messages.table import LOG_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from tinsmith.blobs import BlobStore
     from tinsmith.bus import CommitLog
     from tinsmith.messages.base import BlobRef
-    from tinsmith.messages.ops import LogEntry
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -39,14 +37,11 @@ class BrokerLogbook:
 
     async def entries(self, model_id: str) -> AsyncIterator[Entry]:
         """See ``Logbook``."""
-        async for subject, data in self._log.stored(model_id):
-            entry = Entry.read(data, subject)
-            expected = subject_of(model_id, entry.entry)
-            if subject != expected:
-                # Futures are read by subject: under another one, it is another op's answer.
-                problem = f"stored under {subject}, not {expected}"
-                raise LogDamaged(place_of(entry.entry), "subject", problem)
-            yield entry
+        number = 0
+        async with aclosing(self._log.stored(model_id)) as stored:
+            async for subject, data in stored:
+                number += 1
+                yield _checked(model_id, number, subject, data)
 
     async def blob(self, ref: BlobRef) -> bytes:
         """See ``Logbook``."""
@@ -54,14 +49,19 @@ class BrokerLogbook:
             raise BlobMissing(f"blob {ref.blake3[:80]!r}: not the name of a blob")
         return await self._blobs.get(ref)
 
+    async def check_blob(self, ref: BlobRef) -> None:
+        """See ``Logbook``."""
+        await self.blob(ref)
 
-def subject_of(model_id: str, entry: LogEntry) -> str:
-    """Where the broker keeps ``entry`` of the model."""
-    match entry:
-        case Record(seq=number):
-            kind = "op"
-        case Owned(epoch=number):
-            kind = "own"
-        case _:
-            kind, number = "state", entry.seq
-    return LOG_TEMPLATE.subject(model=ids.token(model_id), kind=kind, number=str(number))
+
+def _checked(model_id: str, number: int, subject: str, data: bytes) -> Entry:
+    """The entry in ``data``; LogDamaged when it does not belong where it lies."""
+    entry = Entry.read(data, f"entry {number} ({subject})")
+    place = place_of(entry.entry, number)
+    if entry.entry.model_id != model_id:
+        raise LogDamaged(place, "model_id", f"{entry.entry.model_id!r} is not {model_id}")
+    if subject != subject_of(entry.entry):
+        # Futures are read by subject: under another one, it is another op's answer.
+        problem = f"stored under {subject}, not {subject_of(entry.entry)}"
+        raise LogDamaged(place, "subject", problem)
+    return entry

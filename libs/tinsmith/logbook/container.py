@@ -10,13 +10,16 @@ check of its own part, so that damage is found where it is.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
+
+from tinsmith.errors import TooLarge
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -33,7 +36,7 @@ _TAG = b"TSLG"
 _SKIPPABLE = 0x184D2A54  # zstd leaves frames with this magic to applications
 _FRAME = struct.Struct("<II")  # magic, size of what follows
 HEADER = struct.Struct("<4sBB2xQQ32s8s8s")
-_OPTIONS = {zstd.CompressionParameter.checksum_flag: 1}
+_OPTIONS = {int(zstd.CompressionParameter.checksum_flag): 1}
 
 
 class Kind(IntEnum):
@@ -45,7 +48,7 @@ class Kind(IntEnum):
     END = 4  # what the file must have held; the last part
 
 
-LIMITS = {Kind.COVER: 1 << 16, Kind.ENTRY: 1 << 26, Kind.BLOB: 1 << 36, Kind.END: 1 << 16}
+LIMITS = {Kind.COVER: 1 << 16, Kind.ENTRY: 1 << 26, Kind.BLOB: 1 << 32, Kind.END: 1 << 16}
 """Most raw bytes of a part."""
 
 
@@ -70,51 +73,53 @@ class Part:
         return self.offset + self.packed_size
 
 
-def write_part(file: BinaryIO, kind: Kind, data: bytes) -> None:
-    """Append one part. Raises ValueError when ``data`` is over the limit of its kind."""
+def pack_part(kind: Kind, data: bytes) -> tuple[bytes, bytes]:
+    """Header and zstd frame of one part, to be written one after the other.
+
+    Raises:
+        TooLarge: ``data`` is over the limit of its kind.
+    """
     if len(data) > LIMITS[kind]:
-        msg = f"{kind.name.lower()}: {len(data)} bytes are over the format's {LIMITS[kind]}"
-        raise ValueError(msg)
+        msg = f"{kind.name.lower()}: {len(data)} bytes are over the format's limit, {LIMITS[kind]}"
+        raise TooLarge(msg)
     packed = zstd.compress(data, options=_OPTIONS)
     fields = (_TAG, VERSION, kind, len(data), len(packed), blake3(data).digest(), _check(packed))
     header = HEADER.pack(*fields, bytes(CHECK_BYTES))[:-CHECK_BYTES]
-    file.write(_FRAME.pack(_SKIPPABLE, HEADER.size) + header + _check(header))
-    file.write(packed)
+    return _FRAME.pack(_SKIPPABLE, HEADER.size) + header + _check(header), packed
 
 
-def scan(file: BinaryIO) -> Iterator[Part]:
+def scan(fd: int) -> Iterator[Part]:
     """The parts of the file in order, by their headers alone.
 
     Raises:
         PartDamaged: where the next part should begin, there is no header of one.
     """
-    size = file.seek(0, 2)
+    size = os.fstat(fd).st_size
     offset = 0
     while offset < size:
-        file.seek(offset)
-        part = _parse(file.read(_FRAME.size + HEADER.size), offset)
+        part = _parse(os.pread(fd, _FRAME.size + HEADER.size, offset), offset)
         if part.end > size:
-            msg = f"the file is cut off: {part.end - size} bytes are missing"
+            msg = f"the file is cut off: {part.end - size} bytes of a part are missing"
             raise PartDamaged(msg)
         yield part
         offset = part.end
 
 
-def read_part(file: BinaryIO, part: Part) -> Iterator[bytes]:
+def read_part(fd: int, part: Part) -> Iterator[bytes]:
     """The raw bytes of ``part`` in pieces; whether they are right is known after the last.
 
     Raises:
         PartDamaged: they are not what was written.
     """
     hasher, size = blake3(), 0
-    for piece in _unpack(file, part):
+    for piece in _unpack(fd, part):
         size += len(piece)
         if size > part.raw_size:
             msg = f"it has more than the {part.raw_size} bytes that its header says"
             raise PartDamaged(msg)
         hasher.update(piece)
         yield piece
-    if hasher.digest() != part.blake3:
+    if size != part.raw_size or hasher.digest() != part.blake3:
         msg = f"its bytes have the digest {hasher.hexdigest()}, not {part.blake3.hex()}"
         raise PartDamaged(msg)
 
@@ -125,7 +130,7 @@ def _parse(data: bytes, offset: int) -> Part:
         msg = "the file is cut off inside a header"
         raise PartDamaged(msg)
     magic, size = _FRAME.unpack_from(data)
-    tag, version, kind, *sizes, digest, packed_check, check = HEADER.unpack_from(data, _FRAME.size)
+    tag, version, kind, raw, packed, *digests, check = HEADER.unpack_from(data, _FRAME.size)
     if (magic, size, tag) != (_SKIPPABLE, HEADER.size, _TAG):
         msg = f"there is no header of a part at byte {offset}"
         raise PartDamaged(msg)
@@ -135,8 +140,8 @@ def _parse(data: bytes, offset: int) -> Part:
     if version != VERSION or kind not in iter(Kind):
         msg = f"format {version}, part of kind {kind}: written by a newer version of Tinsmith"
         raise PartDamaged(msg)
-    _check_sizes(Kind(kind), *sizes)
-    return Part(Kind(kind), *sizes, digest, packed_check, offset + len(data))
+    _check_sizes(Kind(kind), raw, packed)
+    return Part(Kind(kind), raw, packed, digests[0], digests[1], offset + len(data))
 
 
 def _check_sizes(kind: Kind, raw: int, packed: int) -> None:
@@ -148,23 +153,22 @@ def _check_sizes(kind: Kind, raw: int, packed: int) -> None:
         raise PartDamaged(msg)
 
 
-def _unpack(file: BinaryIO, part: Part) -> Iterator[bytes]:
+def _unpack(fd: int, part: Part) -> Iterator[bytes]:
     """Unpacks at most ``CHUNK_BYTES`` at a time, whatever the frame says."""
-    unpacker, hasher, left = zstd.ZstdDecompressor(), blake3(), part.packed_size
-    file.seek(part.offset)
+    unpacker, hasher, offset = zstd.ZstdDecompressor(), blake3(), part.offset
     try:
         while not unpacker.eof:
             packed = b""
             if unpacker.needs_input:
-                packed = file.read(min(left, CHUNK_BYTES))
+                packed = os.pread(fd, min(part.end - offset, CHUNK_BYTES), offset)
                 if not packed:
                     raise PartDamaged("its zstd frame has no end")
-                left -= len(packed)
+                offset += len(packed)
                 hasher.update(packed)
             yield unpacker.decompress(packed, CHUNK_BYTES)
     except zstd.ZstdError as exc:
         raise PartDamaged(f"it cannot be unpacked ({exc})") from exc
-    if left or unpacker.unused_data or hasher.digest(CHECK_BYTES) != part.packed_check:
+    if offset < part.end or unpacker.unused_data or hasher.digest(CHECK_BYTES) != part.packed_check:
         msg = "its packed bytes are not those that were written"
         raise PartDamaged(msg)
 

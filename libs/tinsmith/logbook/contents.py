@@ -9,61 +9,68 @@ from blake3 import blake3
 
 from tinsmith.errors import BlobMissing
 from tinsmith.logbook.entry import DigestMismatch, LogDamaged, place_of
+from tinsmith.messages import ops
 from tinsmith.messages.base import decoder
-from tinsmith.messages.ops import Op, OpResult
 
 if TYPE_CHECKING:
     from tinsmith.logbook.source import Logbook
     from tinsmith.messages.base import BlobRef
-    from tinsmith.messages.ops import Record
 
-_OPS = decoder(Op)
-_RESULTS = decoder(OpResult)
+MAX_MESSAGE_BYTES = 1 << 30
+"""Of an op or a result in the blob store, which are read into memory."""
+
+_DECODERS = {"op": decoder(ops.Op), "result": decoder(ops.OpResult)}
+_WITH_PARTS = (ops.CreateModelDone, ops.LoadWeightsDone, ops.StateSaved)
 
 
-async def op_of(logbook: Logbook, record: Record) -> Op:
-    """The op of ``record``.
+async def op_of(logbook: Logbook, record: ops.Record, place: str = "") -> ops.Op:
+    """The op of ``record``; errors call the entry ``place``.
 
     Raises:
         DigestMismatch: its bytes are not those that were executed.
         LogDamaged: they are absent, or no op.
     """
-    op: Op = await _read(logbook, record, "op", _OPS)
+    op: ops.Op = await _message(logbook, record, "op", place or place_of(record))
     return op
 
 
-async def result_of(logbook: Logbook, record: Record) -> OpResult:
+async def result_of(logbook: Logbook, record: ops.Record, place: str = "") -> ops.OpResult:
     """What the op of ``record`` answered; raises as ``op_of``."""
-    result: OpResult = await _read(logbook, record, "result", _RESULTS)
+    result: ops.OpResult = await _message(logbook, record, "result", place or place_of(record))
     return result
 
 
-async def _read(
-    logbook: Logbook, record: Record, field: str, decoder_: msgspec.msgpack.Decoder[Any]
-) -> Any:  # noqa: ANN401 - what the decoder gives
-    place = place_of(record)
-    data = await _bytes(logbook, record, field)
+def parts_of(found: ops.StateSaved | ops.OpResult) -> dict[str, BlobRef]:
+    """The blobs that a replay needs, by name: a saved state's, or what was loaded."""
+    return found.parts if isinstance(found, _WITH_PARTS) else {}
+
+
+async def _message(logbook: Logbook, record: ops.Record, field: str, place: str) -> Any:  # noqa: ANN401
+    data = await _bytes(logbook, record, field, place)
     expected: str = getattr(record, f"{field}_blake3")
     found = blake3(data).hexdigest()
     if found != expected:
         problem = f"the bytes have the digest {found}, not {expected}"
         raise DigestMismatch(place, f"{field}_blake3", problem)
     try:
-        return decoder_.decode(data)
+        return _DECODERS[field].decode(data)
     except msgspec.MsgspecError as exc:
         problem = f"not one that this version of Tinsmith can read ({exc})"
         raise LogDamaged(place, field, problem) from exc
 
 
-async def _bytes(logbook: Logbook, record: Record, field: str) -> bytes:
+async def _bytes(logbook: Logbook, record: ops.Record, field: str, place: str) -> bytes:
     inline: bytes | None = getattr(record, field)
     ref: BlobRef | None = getattr(record, f"{field}_ref")
-    if inline is not None and ref is None:
-        return inline
-    if ref is None or inline is not None:
+    if (inline is None) == (ref is None):
         problem = "the entry must have either its bytes or a reference to them"
-        raise LogDamaged(place_of(record), field, problem)
+        raise LogDamaged(place, field, problem)
+    if ref is None:
+        return inline or b""
+    if ref.size > MAX_MESSAGE_BYTES:
+        problem = f"{ref.size} bytes are over the limit of {MAX_MESSAGE_BYTES}"
+        raise LogDamaged(place, f"{field}_ref", problem)
     try:
         return await logbook.blob(ref)
     except BlobMissing as exc:
-        raise LogDamaged(place_of(record), f"{field}_ref", str(exc)) from exc
+        raise LogDamaged(place, f"{field}_ref", str(exc)) from exc

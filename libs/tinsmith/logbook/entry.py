@@ -50,14 +50,20 @@ class Entry:
             raise LogDamaged(place, "entry", problem) from exc
 
 
-def place_of(entry: LogEntry) -> str:
-    """The entry in words, as errors name it."""
+def place_of(entry: LogEntry, number: int | None = None) -> str:
+    """The entry in words, as errors name it; ``number`` is its place in the log, from 1."""
     match entry:
         case Record(seq=seq):
-            return f"op {seq}"
+            name = f"op {seq}"
         case Owned(epoch=epoch):
-            return f"owner of epoch {epoch}"
+            name = f"owner of epoch {epoch}"
         case StateSaved(seq=seq):
-            return f"state after op {seq}"
+            name = f"state after op {seq}"
         case _:
             assert_never(entry)
+    return name if number is None else f"entry {number} ({name})"
+
+
+def place_after(number: int, seq: int | None) -> str:
+    """An entry that can't be read, by the last op before it."""
+    return f"entry {number} ({'before any op' if seq is None else f'after op {seq}'})"

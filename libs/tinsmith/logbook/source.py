@@ -36,7 +36,10 @@ class Logbook(Protocol):
         """
 
     async def blob(self, ref: BlobRef) -> bytes:
-        """The bytes that ``ref`` names, verified. Raises BlobMissing."""
+        """The bytes that ``ref`` names, verified. BlobMissing when they are absent or damaged."""
+
+    async def check_blob(self, ref: BlobRef) -> None:
+        """As ``blob``, without handing out what may be large."""
 
 
 @asynccontextmanager
@@ -60,6 +63,22 @@ async def open_logbook(source: str | None, config: Config) -> AsyncIterator[Logb
             from tinsmith.logbook.broker import BrokerLogbook
 
             yield BrokerLogbook(bus.log, blobs)
+
+
+@asynccontextmanager
+async def open_run(text: str, config: Config) -> AsyncIterator[tuple[Logbook, str]]:
+    """The run that ``text`` on a command line means, and the logbook that has it.
+
+    Raises:
+        NotFound: there is no such run or file.
+        InvalidRequest: several runs begin with ``text``.
+    """
+    if is_file(text):
+        async with open_logbook(text, config) as book:
+            yield book, (await book.runs())[0]
+    else:
+        async with open_logbook(None, config) as book:
+            yield book, resolve_run(await book.runs(), text)
 
 
 def is_file(text: str) -> bool:

@@ -42,6 +42,25 @@ class PeftConfig(msgspec.Struct, frozen=True):
     rank_pattern: dict[str, Any] = {}
     alpha_pattern: dict[str, Any] = {}
     modules_to_save: list[str] | None = None
+    init_lora_weights: bool | Literal["gaussian", "orthogonal", "eva"] | None = True
+    """The other ways to begin change the base model's weights, which are not in the files."""
+    alora_invocation_tokens: list[int] | None = None
+    layer_replication: list[Any] | None = None
+    kasa_config: dict[str, Any] | None = None
+    arrow_config: dict[str, Any] | None = None
+    use_bdlora: dict[str, Any] | None = None
+
+
+_UNSERVED = (
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "kasa_config",
+    "arrow_config",
+    "use_bdlora",
+)
 
 
 class AdapterReader:
@@ -80,7 +99,7 @@ class AdapterReader:
                 f"{CONFIG}: r = {config.r} is not in 1..{self._max_rank}; "
                 "train with a lower rank, or raise the sampler's max_lora_rank"
             )
-        for field in ("rank_pattern", "alpha_pattern", "modules_to_save"):
+        for field in _UNSERVED:
             if getattr(config, field):
                 raise InvalidRequest(
                     f"{CONFIG}: {field} = {getattr(config, field)!r} is not served; "

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from tinsmith.errors import Gone, ServerError, TinsmithError
-from tinsmith_sampler.model import Piece
+from tinsmith_sampler.passes import Piece
 from tinsmith_sampler.seating import Seating
 from tinsmith_sampler.tasks import RowTask, ScoreTask
 
@@ -40,7 +40,6 @@ class Batcher:
     def __init__(self, model: ServedModel, *, max_rows: int, prefill_tokens: int) -> None:
         self._model = model
         self._seating = Seating(model.cache, max_rows)
-        self._max_rows = max_rows
         self._prefill_tokens = prefill_tokens
 
     @property
@@ -74,15 +73,13 @@ class Batcher:
 
     def _compute_prompts(self) -> None:
         """Compute about ``prefill_tokens`` tokens of prompts, in the order of the seats."""
-        spent = 0
-        while spent < self._prefill_tokens:
-            prompts = self._next_prompts(self._prefill_tokens - spent)
-            if not prompts:
-                break
-            spent += max(_LEAST_COST, self._compute(prompts))
+        left = self._prefill_tokens
+        while left > 0 and (prompts := self._next_prompts(left)):
+            left -= max(_LEAST_COST, self._compute(prompts))
 
     def _next_prompts(self, budget: int) -> dict[Prompt, AnyTask]:
         """Prompts for one pass, each with a task that needs it; at least one if there is any."""
+        budget = min(budget, self._model.shape.prompt_most)
         chosen: dict[Prompt, AnyTask] = {}
         for task in self._seating.seated:
             prompt = task.prompt
@@ -90,7 +87,7 @@ class Batcher:
                 continue
             stretch = prompt.next_stretch()
             budget -= stretch.stop - stretch.start
-            if chosen and (budget < 0 or not self._model.shape.mixes):
+            if chosen and budget < 0:
                 break
             chosen[prompt] = task
         return chosen
@@ -99,7 +96,7 @@ class Batcher:
         """One pass over a stretch of each prompt; returns how many tokens that were."""
         pieces = [_stretch(prompt, task) for prompt, task in prompts.items()]
         try:
-            logits = self._model.run(pieces)
+            logits = self._model.prefill(pieces)
         except Exception as error:  # noqa: BLE001  whatever torch raises ends these tasks only
             for prompt in prompts:
                 self._seating.prompts.discard(prompt)
@@ -144,18 +141,18 @@ class Batcher:
         self._seating.make_room()
         # Rows of one adapter are neighbours.
         rows = sorted(self._seating.started_rows, key=lambda task: task.version or "")
-        most = self._model.shape.most(self._max_rows)
+        most = self._model.shape.decode_most
         for first in range(0, len(rows), most):
             self._decode_together(rows[first : first + most])
 
     def _decode_together(self, rows: Sequence[RowTask]) -> None:
         try:
-            logits = self._model.run([_newest(task) for task in rows])
+            logits_RV = self._model.decode([_newest(task) for task in rows])
         except Exception as error:  # noqa: BLE001  whatever torch raises ends these rows only
             self._fail(rows, error)
             return
-        for task, logits_1V in zip(rows, logits, strict=True):
-            self._advance(task, logits_1V[0])
+        for task, logits_V in zip(rows, logits_RV, strict=True):
+            self._advance(task, logits_V)
 
     def _advance(self, task: RowTask, logits_V: torch.Tensor) -> None:
         try:

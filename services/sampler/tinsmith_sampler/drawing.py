@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from tinsmith.messages.sampling import SamplingParams
 
 COLDEST = 1e-6
 """Below this temperature the draw is the argmax: the division would leave float32."""
+
+_BLOCK = 64
 
 _MASK = (1 << 64) - 1
 
@@ -41,23 +44,44 @@ def draw(logits_V: torch.Tensor, params: SamplingParams, chance: float) -> int:
     """
     if params.temperature < COLDEST or params.top_k == 1:
         return int(logits_V.argmax())
-    kept_K, ids_K = _candidates(logits_V, params)
-    # Float64 sums: a float32 running sum over 150,000 tokens drops the unlikely ones.
-    mass_K = torch.exp((kept_K - kept_K.max()) / params.temperature).cumsum(0, dtype=torch.float64)
+    kept_K, ids_K = logits_V, None
+    if 0 < params.top_k < len(logits_V):
+        kept_K, ids_K = torch.topk(logits_V, params.top_k)
+    weights_K = torch.exp((kept_K - kept_K.max()) / params.temperature)
     if params.top_p < 1.0:
-        last = torch.searchsorted(mass_K, params.top_p * mass_K[-1])
-        mass_K = mass_K[: int(last) + 1]
-    # right=True finds the first token whose mass passes the point, so one without mass never wins.
-    place = torch.searchsorted(mass_K, chance * mass_K[-1], right=True)
-    return int(place if ids_K is None else ids_K[place])
+        weights_K, places_K = _nucleus(weights_K, params.top_p)
+        ids_K = places_K if ids_K is None else ids_K[places_K]
+    place = _place(weights_K, chance)
+    return place if ids_K is None else int(ids_K[place])
 
 
-def _candidates(
-    logits_V: torch.Tensor, params: SamplingParams
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits that may be drawn, and their ids; None: all of them, in vocabulary order."""
-    if 0 < params.top_k < logits_V.shape[0]:
-        return torch.topk(logits_V, params.top_k)
-    if params.top_p < 1.0:
-        return torch.sort(logits_V, descending=True, stable=True)
-    return logits_V, None
+def _nucleus(
+    weights_K: torch.Tensor, top_p: float, most: int = 1024
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fewest weights that hold ``top_p`` of the total, largest first, and their places.
+
+    They are nearly always among the ``most`` largest; only if not, all of them are sorted.
+    """
+    largest, places = torch.topk(weights_K, min(most, len(weights_K)))
+    needed = top_p * float(weights_K.sum(dtype=torch.float64))
+    kept = int(torch.searchsorted(largest.cumsum(0, dtype=torch.float64), needed)) + 1
+    if kept > most and most < len(weights_K):
+        return _nucleus(weights_K, top_p, len(weights_K))
+    return largest[:kept], places[:kept]
+
+
+def _place(weights_K: torch.Tensor, chance: float) -> int:
+    """Where the running sum of the weights passes ``chance`` of the total.
+
+    First the block, then the place in it: a running sum over all is many times slower. The sums
+    are float64, since in float32 the unlikely tokens of a large vocabulary would be lost.
+    """
+    blocks = functional.pad(weights_K, (0, -len(weights_K) % _BLOCK)).view(-1, _BLOCK)
+    mass = blocks.sum(1, dtype=torch.float64).cumsum(0)
+    # right=True finds the first whose mass passes the point, so nothing without weight is found.
+    point = chance * float(mass[-1])
+    block = int(torch.searchsorted(mass, point, right=True))
+    rest = point - float(mass[block - 1]) if block else point
+    within = int(torch.searchsorted(blocks[block].cumsum(0, dtype=torch.float64), rest, right=True))
+    # The two sums of a block may differ in the last bit, and the point lie between them.
+    return block * _BLOCK + min(within, int(blocks[block].nonzero()[-1]))

@@ -50,12 +50,21 @@ class KvCache:
         self._end = 0
         self.used = 0
 
+    @property
+    def free(self) -> int:
+        """Slots that nobody has, wherever they are."""
+        return self.capacity - self.used
+
+    def has_at_end(self, tokens: int) -> bool:
+        """Whether a stretch for so many tokens can be taken without moving any other."""
+        return self._end + whole_pages(tokens) <= self.capacity
+
     def take(self, tokens: int) -> Extent | None:
         """A stretch for so many tokens, or None when too few slots are free."""
         size = whole_pages(tokens)
-        if self.used + size > self.capacity:
+        if size > self.free:
             return None
-        if self._end + size > self.capacity:
+        if not self.has_at_end(size):
             self._compact()
         extent = Extent(self._end, size)
         self._extents.append(extent)
@@ -92,7 +101,7 @@ class KvCache:
         )
 
     def _stretch(self, last: Extent, more: int) -> bool:
-        if self.used + more > self.capacity:
+        if more > self.free:
             return False
         if last.start + last.size + more > self.capacity:
             self._compact()

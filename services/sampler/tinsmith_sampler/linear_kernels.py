@@ -3,11 +3,16 @@
 On the CPU the weights are laid out once for oneDNN: torch's own linear lays them out at every
 call, which costs more than the product itself for the few rows of a decoding pass. The operators
 are those that torch's compiler emits for frozen weights.
+
+A matrix kernel may add up in another order for another number of rows. So it is measured which
+numbers of rows give a row the same bits, and products keep to those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -15,46 +20,76 @@ from torch.nn import functional
 Product = Callable[[torch.Tensor], torch.Tensor]
 """[1, n, in] -> [1, n, out]"""
 
-FIXED_HEIGHT = 32
-"""Rows of a decoding pass where the bits depend on the number of rows."""
+BLOCK = 32
+"""Most rows of a decoding pass where larger products give other bits."""
+
+TALL_BLOCK = 128
+"""Rows that every pass over prompts has where that matters."""
 
 _HINT = 32
 """Rows that oneDNN lays the weights out for; other numbers work as well, if less well."""
 
-_HEIGHTS = (64, 33, 32, 31, 17, 16, 13, 9, 8, 7, 4, 3, 2, 1)
-"""Heights to compare: both sides of the tile sizes that matrix kernels use."""
+_TALL = 257
+"""One more row than any pass has."""
 
-_TALLEST = 257
-"""Compared with a product over so many rows: about the most that a pass has."""
+_HEIGHTS = (64, 33, 32, 31, 17, 16, 13, 9, 8, 7, 4, 3, 2, 1)
+"""Numbers of rows to compare: both sides of the tile sizes that matrix kernels use."""
 
 _SPARE = 2**25
 """Elements of a weight up to which a stand-in is made to measure with."""
 
-_measured: dict[tuple[int, int], int | None] = {}
+_OUTPUTS = 2**20
+"""Values to compare in bfloat16: its rounding lets about one in 30,000 differences be seen."""
+
+
+class RowRange(NamedTuple):
+    """From ``least`` rows on a row has the same bits: without end, or up to a BLOCK of rows."""
+
+    least: int
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """How many rows the passes of a model have, so that a row's bits depend on no other row."""
+
+    decode_most: int  # rows of a decoding pass
+    prompt_most: int  # rows of a pass over prompts
+    prompt_least: int  # what it is padded to
+    delta_least: int  # what the rows of one adapter are padded to elsewhere
+
+    @classmethod
+    def of(cls, ranges: Iterable[RowRange]) -> PassShape:
+        """The shape for a model whose products have these ranges."""
+        if all(one.is_open for one in ranges):
+            return cls(decode_most=_TALL - 1, prompt_most=_TALL - 1, prompt_least=1, delta_least=1)
+        return cls(
+            decode_most=BLOCK, prompt_most=TALL_BLOCK, prompt_least=TALL_BLOCK, delta_least=BLOCK
+        )
 
 
 class FrozenLinear:
     """``x @ weight.T + bias`` for a weight [out, in] that never changes.
 
-    ``least`` is the number of rows from which on a row's bits are the same whatever the number of
-    rows; fewer are padded to it. None: no such number is known, and nothing is padded.
+    Fewer rows than ``rows.least`` are padded to it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._product = _product(weight, bias)
-        self.least = _least(weight, self._product)
+        self.rows = _row_range(weight, self._product)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Float [1, n, in] -> [1, n, out]."""
         n = x.shape[1]
-        if self.least is None or n >= self.least:
+        if n >= self.rows.least:
             return self._product(x)
-        padded = x.expand(1, self.least, -1) if n == 1 else _padded(x, self.least - n)
-        return self._product(padded).narrow(1, 0, n)
+        return self._product(pad_rows(x, self.rows.least)).narrow(1, 0, n)
 
 
-def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
-    return functional.pad(x, (0, 0, 0, rows))
+def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """[1, n, in] with zeros added so that n is at least ``rows``."""
+    missing = rows - x.shape[1]
+    return functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
 
 
 def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -74,27 +109,42 @@ def _can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def _least(weight: torch.Tensor, product: Product) -> int | None:
-    """``FrozenLinear.least``, measured once for each shape.
+_measured: dict[tuple[torch.Size, torch.dtype], RowRange] = {}
 
-    Only float32 on a CPU is measured, where it tends to be 1 or 2. In bfloat16 the rounding of
-    the output hides most differences, so that a measurement would prove nothing.
-    """
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return None
-    outputs, inputs = weight.shape
-    if (outputs, inputs) not in _measured:
+
+def _row_range(weight: torch.Tensor, product: Product) -> RowRange:
+    """``FrozenLinear.rows``, measured once for each shape; on a GPU a whole block, unmeasured."""
+    if weight.device.type != "cpu":
+        return RowRange(BLOCK, is_open=False)
+    key = weight.shape, weight.dtype
+    if key not in _measured:
         if weight.numel() <= _SPARE:  # a fresh adapter's own B is zero, which would tell nothing
-            product = _product(_pattern(outputs, inputs), None)
-        _measured[outputs, inputs] = _measure(product, _pattern(_TALLEST, inputs)[None])
-    return _measured[outputs, inputs]
+            product = _product(_pattern(weight.shape[0], weight.shape[1]).to(weight.dtype), None)
+        _measured[key] = _measure(product, weight)
+    return _measured[key]
 
 
-def _measure(product: Product, x: torch.Tensor) -> int | None:
-    whole = product(x)
-    least = None
+def _measure(product: Product, weight: torch.Tensor) -> RowRange:
+    outputs, inputs = weight.shape
+    if (
+        weight.dtype == torch.float32
+    ):  # in bfloat16 a difference in tall products is hard to exclude
+        least = _least(product, _pattern(_TALL, inputs))
+        if least < _TALL:
+            return RowRange(least, is_open=True)
+    blocks = min(64, max(1, _OUTPUTS // (BLOCK * outputs)))
+    x = _pattern(blocks * BLOCK, inputs).to(weight.dtype)
+    return RowRange(max(_least(product, block) for block in torch.split(x, BLOCK)), is_open=False)
+
+
+def _least(product: Product, x: torch.Tensor) -> int:
+    """The height from which on all heights give the same bits as the whole of x [rows, in]."""
+    whole = product(x[None])
+    least = len(x)
     for height in _HEIGHTS:
-        if not torch.equal(product(x[:, :height]), whole[:, :height]):
+        if height >= len(x):
+            continue
+        if not torch.equal(product(x[None, :height]), whole[:, :height]):
             break
         least = height
     return least

@@ -36,7 +36,8 @@ def load_model(path: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel
         )
     model.requires_grad_(False)  # noqa: FBT003  torch's signature
     model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
-    return cast("PreTrainedModel", model.eval())
+    model.eval()  # type: ignore[no-untyped-call]
+    return cast("PreTrainedModel", model)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase | None:

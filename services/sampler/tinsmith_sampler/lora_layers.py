@@ -6,14 +6,13 @@ delta is a product on a slice; it is padded like a pass, so that its bits do not
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from tinsmith_sampler.linear_kernels import FrozenLinear
+from tinsmith_sampler.linear_kernels import FrozenLinear, pad_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,7 @@ class LoraDelta:
 
     def __call__(self, x: torch.Tensor, height: int) -> torch.Tensor:
         """The delta for x [1, n, in], computed on at least ``height`` rows."""
-        n = x.shape[1]
-        if n < height:
-            x = functional.pad(x, (0, 0, 0, height - n))
-        return self.up(self.down(x))[:, :n]
+        return self.up(self.down(pad_rows(x, height))).narrow(1, 0, x.shape[1])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,28 +68,12 @@ def group_rows(counts: Iterable[tuple[int, Adapter | None]]) -> tuple[RowGroup, 
     return tuple(groups)
 
 
-@dataclass(frozen=True, slots=True)
-class PassShape:
-    """How many rows a pass has, so that a row's bits do not depend on its company.
-
-    ``mixes``: any number of rows gives the same bits, so prompts share passes. Otherwise decoding
-    passes have exactly ``height`` rows, and each prompt is alone in its pass.
-    """
-
-    height: int
-    mixes: bool
-
-    def most(self, rows: int) -> int:
-        """The most real rows of a decoding pass, when up to ``rows`` are wanted."""
-        return rows if self.mixes else self.height
-
-
 @dataclass(eq=False, slots=True)
 class ActiveAdapters:
     """Which rows of the pass now running have which adapter; all layers of a model share one."""
 
-    shape: PassShape
-    groups: Sequence[RowGroup] = field(default=())
+    groups: Sequence[RowGroup] = ()
+    height: int = 1  # rows that a delta is padded to
 
 
 class SharedProduct:
@@ -148,7 +128,7 @@ class AdaptedLinear(nn.Module):
             delta = group.adapter.deltas.get(self.name)
             if delta is not None:
                 rows = slice(group.first, group.end)
-                y[:, rows] += delta(x[:, rows], self._active.shape.height)
+                y[:, rows] += delta(x[:, rows], self._active.height)
         return y
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from threading import Condition
 from typing import Generic, TypeVar
 
+from tinsmith.errors import ServerError
+
 Command = TypeVar("Command")
 
 
@@ -14,13 +16,13 @@ class Mailbox(Generic[Command]):
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._changed = Condition()
-        self._closed: Exception | None = None
+        self._closed: str | None = None
 
     def put(self, command: Command) -> None:
-        """Send; raises what the mailbox was closed with."""
+        """Send; ServerError with the reason when the mailbox has been closed."""
         with self._changed:
             if self._closed is not None:
-                raise self._closed
+                raise ServerError(self._closed)
             self._commands.append(command)
             self._changed.notify()
 
@@ -31,7 +33,7 @@ class Mailbox(Generic[Command]):
             taken, self._commands = self._commands, []
             return taken
 
-    def close(self, reason: Exception) -> None:
+    def close(self, reason: str) -> None:
         """Refuse further commands with ``reason``; those that nobody took are gone."""
         with self._changed:
             self._closed = reason

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tinsmith_sampler.kv_cache import whole_pages
 from tinsmith_sampler.prompts import Prompt, PromptCache
 from tinsmith_sampler.tasks import RowTask, ScoreTask
 
@@ -72,9 +73,9 @@ class Seating:
         """Room for the newest token of every started row, the oldest rows first."""
         for task in sorted(self.started_rows, key=lambda one: one.age):
             while task.extent is not None and task.extent.size <= task.position:
-                if self._cache.grow(task.extent, task.next_room) or self.prompts.evict():
-                    continue
-                self._send_back(max(self.seated, key=lambda one: one.age))
+                self._evict_for(task.next_room)
+                if not self._cache.grow(task.extent, task.next_room):
+                    self._send_back(max(self.seated, key=lambda one: one.age))
 
     def _seat(self, task: AnyTask) -> bool:
         """Give a task its prompt and, if it is a row, its own room; False when there is none."""
@@ -109,10 +110,19 @@ class Seating:
         return prompt
 
     def _room(self, tokens: int) -> Extent | None:
-        while True:
-            extent = self._cache.take(tokens)
-            if extent is not None or not self.prompts.evict():
-                return extent
+        self._evict_for(tokens)
+        return self._cache.take(tokens)
+
+    def _evict_for(self, tokens: int) -> None:
+        """Let idle prompts go when the end of the cache is reached.
+
+        What stays is moved together then, so enough must go for that to be rare.
+        """
+        if self._cache.has_at_end(tokens):
+            return
+        wanted = max(whole_pages(tokens), self._cache.capacity // 4)
+        while self._cache.free < wanted and self.prompts.evict():
+            pass
 
     def _vacate(self, task: AnyTask) -> None:
         self._release_prompt(task)

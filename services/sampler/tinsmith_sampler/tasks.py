@@ -6,6 +6,7 @@ V = vocabulary, n = positions of one stretch of a prompt, k = top tokens per pos
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -136,13 +137,13 @@ class RowTask(Task[Generated]):
 
     def advance(self, logits_V: torch.Tensor) -> Generated | None:
         """Draw the next token from these logits; the result when that ends the row."""
-        total = torch.logsumexp(logits_V, 0)
-        if not bool(torch.isfinite(total)):
+        total = float(torch.logsumexp(logits_V, 0))
+        if not math.isfinite(total):
             raise self.not_finite()
         row = self.row
         token = draw(logits_V, row.params, uniform(row.seed, len(self.drawn)))
         self.drawn.append(token)
-        self._logprobs.append(float(logits_V[token] - total))
+        self._logprobs.append(float(logits_V[token]) - total)
         if row.topk:
             values, ids = torch.topk(logits_V, row.topk)
             self._topk.append((ids, values - total))

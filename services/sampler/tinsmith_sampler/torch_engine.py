@@ -4,8 +4,8 @@ The event loop hands over commands and awaits futures; torch never runs on it. W
 the thread, every future ends: when it dies or stops, all that is pending fails at once.
 
 What holds in float32 on a CPU: a row has the same tokens and the same bits of log-probability
-alone and in company, whatever was cached, and however often it had to begin anew. In bfloat16 a
-decoding pass has a fixed number of rows to the same end. On a GPU that is likely, but not sure.
+alone and in company, whatever was cached, and however often it had to begin anew. In bfloat16 the
+same is so, at the cost of smaller passes. On a GPU it is likely, but nothing has measured it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class TorchEngine:
         # looks for this when it first allocates.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         self._thread.start()
-        self._model, self._batcher = await asyncio.wrap_future(self._started)
+        # Shielded, so that a caller who gives up leaves the thread a future that it can resolve.
+        started = asyncio.shield(asyncio.wrap_future(self._started))
+        self._model, self._batcher = await started
         self._reader = AdapterReader(
             self._model.layer_shapes,
             dtype=self._model.dtype,
@@ -155,7 +157,7 @@ class TorchEngine:
             )
 
     def _check_stop_strings(self, params: SamplingParams) -> None:
-        if params.stop_strings and self._model.decode is None:
+        if params.stop_strings and self._model.to_text is None:
             raise NotSupported(
                 "stop: this model was given to the sampler without a tokenizer; "
                 "use token ids in place of strings"
@@ -171,11 +173,13 @@ class TorchEngine:
     def _stopper(self, row: Row) -> Stopper:
         params = row.params
         eos = frozenset[int]() if params.ignore_eos else self._model.eos_tokens
-        decode = self._model.decode
+        to_text = self._model.to_text
         return Stopper(
             max_tokens=row.max_tokens,
             stop_tokens=eos.union(params.stop_tokens),
-            text=StopText(params.stop_strings, decode) if params.stop_strings and decode else None,
+            text=StopText(params.stop_strings, to_text)
+            if params.stop_strings and to_text
+            else None,
         )
 
     def _run(self) -> None:
@@ -189,17 +193,17 @@ class TorchEngine:
                 return
             _log.critical("torch_thread_died", exc_info=error)
             died = f"the sampler's torch thread died of {type(error).__name__}; restart the sampler"
-            self._fail_pending(ServerError(died))
+            self._fail_pending(died)
             self._ended.set_exception(ServerError(died))
         else:
-            self._fail_pending(ServerError("the sampler is shutting down; send the request again"))
+            self._fail_pending("the sampler is shutting down; send the request again")
             self._ended.set_result(None)
 
-    def _fail_pending(self, reason: ServerError) -> None:
+    def _fail_pending(self, reason: str) -> None:
         self._mailbox.close(reason)
         for future in list(self._pending):
             with suppress(InvalidStateError):  # its owner gave up a moment ago
-                future.set_exception(reason)
+                future.set_exception(ServerError(reason))
 
     def _serve(self) -> None:
         options = self._options

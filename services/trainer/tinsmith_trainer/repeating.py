@@ -34,6 +34,11 @@ class Machine(Protocol):
         """Give the model the state in ``parts``; a UserError when they do not make one."""
 
 
+def changes_state(body: ops.OpBody) -> bool:
+    """Whether the record of such an op, if it went well, has the digest of a new state."""
+    return isinstance(body, ops.CreateModel | ops.OptimStep | ops.LoadWeights)
+
+
 def why_not_repeated(body: ops.OpBody, result: ops.OpResult) -> str | None:
     """Which kind of op this is, if of one that is not carried out again; None for all others."""
     match body, result:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tinsmith.errors import UserError
 from tinsmith.logbook import DigestMismatch, op_of, result_of
 from tinsmith.logbook.entry import GENESIS
 from tinsmith.messages import ops
@@ -15,10 +18,10 @@ from tinsmith_trainer.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith_trainer.executor import tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from tinsmith.logbook import Entry, Logbook
-    from tinsmith_trainer.segments import Segment
+    from tinsmith_trainer.segments import Plan, Segment
     from tinsmith_trainer.workbench import Workbench
 
 
@@ -32,9 +35,10 @@ class Divergence:
 
 
 @dataclass
-class Tally:
-    """What a replay has done so far."""
+class Findings:
+    """What a replay has found so far."""
 
+    divergence: Divergence | None = None
     results: int = 0
     """Results that were compared."""
     states: int = 0
@@ -46,6 +50,7 @@ class Tally:
     largest: Gap = NO_GAP
     """The largest gap between two numbers that a tolerance allowed."""
     largest_seq: int = 0
+    seconds: float = 0.0
 
 
 class Replay:
@@ -56,7 +61,7 @@ class Replay:
         model_id: str,
         logbook: Logbook,
         bench: Workbench,
-        segments: Sequence[Segment],
+        plan: Plan,
         *,
         saved: Mapping[int, str],
         tolerance: float | None = None,
@@ -66,38 +71,41 @@ class Replay:
 
         ``saved`` has the digests of the saved states by seq.
         """
-        self.tally = Tally()
+        self.findings = Findings()
         self._model_id = model_id
         self._logbook = logbook
         self._bench = bench
-        self._segments = segments
+        self._plan = plan
         self._saved = saved
         self._tolerance = tolerance
         self._on_op = on_op
         self._segment: Segment | None = None  # where the model is
         self._next_seq = 0
 
-    async def run(self, entries: AsyncIterator[Entry]) -> Divergence | None:
-        """Repeat and compare what the segments hold; the first divergence, or None.
+    async def run(self, entries: AsyncIterator[Entry]) -> Findings:
+        """Repeat and compare what the plan says, up to the first divergence.
 
         Raises:
             BlobMissing: the logbook lacks what a load or a saved state refers to.
             LogDamaged: an op or a result cannot be read.
         """
-        previous = GENESIS
+        began, previous = time.monotonic(), GENESIS
         async for item in entries:
             divergence = self._check_link(item, previous) or await self._follow(item.entry)
-            if divergence is not None or self._next_seq > self._segments[-1].last:
-                return divergence
+            self.findings.divergence = divergence
+            if divergence is not None or self._next_seq > self._plan.last:
+                break
             previous = item.blake3
-        return None
+        self.findings.seconds = time.monotonic() - began
+        return self.findings
 
     def _check_link(self, item: Entry, previous: str) -> Divergence | None:
         entry = item.entry
         if entry.prev_blake3 == previous:
             return None
         seq = self._next_seq if isinstance(entry, ops.Owned) else entry.seq
-        return Divergence(seq, _kind(entry), Difference("prev_blake3", entry.prev_blake3, previous))
+        difference = Difference("prev_blake3", entry.prev_blake3, previous)
+        return _divergence(seq, entry, difference)
 
     async def _follow(self, entry: ops.LogEntry) -> Divergence | None:
         match entry:
@@ -115,13 +123,13 @@ class Replay:
     async def _late(self, record: ops.Record) -> Divergence | None:
         """An op that came after its session had ended: it can only have failed."""
         if isinstance(await result_of(self._logbook, record), Failed):
-            self.tally.not_repeated[repeating.OTHER_FAILURES] += 1
+            self.findings.not_repeated[repeating.OTHER_FAILURES] += 1
             return None
         difference = Difference("seq", str(record.seq), f"{self._next_seq} or more")
-        return Divergence(record.seq, _kind(record), difference)
+        return _divergence(record.seq, record, difference)
 
     async def _record(self, record: ops.Record) -> Divergence | None:
-        segment = next((piece for piece in self._segments if record.seq in piece), None)
+        segment = self._plan.segment_of(record.seq)
         if segment is None:
             return None
         if segment is not self._segment and (divergence := await self._enter(segment)):
@@ -129,15 +137,12 @@ class Replay:
         try:
             op, result = await op_of(self._logbook, record), await result_of(self._logbook, record)
         except DigestMismatch as exc:
-            expected = getattr(record, exc.field)
-            return Divergence(
-                record.seq, _kind(record), Difference(exc.field, expected, exc.problem)
-            )
-        difference = await self._repeat(
-            record, op, result, is_compared=record.seq >= segment.compare_from
-        )
+            mismatch = Difference(exc.field, getattr(record, exc.field), exc.problem)
+            return _divergence(record.seq, record, mismatch)
+        is_compared = record.seq >= segment.compare_from
+        difference = await self._repeat(record, op, result, is_compared=is_compared)
         self._on_op()
-        return difference and Divergence(record.seq, _kind(op.body), difference)
+        return _divergence(record.seq, op.body, difference)
 
     async def _enter(self, segment: Segment) -> Divergence | None:
         """Bring the model to where ``segment`` starts."""
@@ -145,9 +150,12 @@ class Replay:
         await self._bench.drop(self._model_id)
         if (start := segment.start) is None:
             return None
-        await self._bench.restore(self._model_id, start.parts, with_optimizer=True)
+        try:
+            await self._bench.restore(self._model_id, start.parts, with_optimizer=True)
+        except UserError as exc:
+            return _divergence(start.seq, start, Difference("parts", "a state", str(exc)))
         difference = await self._compare_state(start.state_blake3)
-        return difference and Divergence(start.seq, _kind(start), difference)
+        return _divergence(start.seq, start, difference)
 
     async def _repeat(
         self, record: ops.Record, op: ops.Op, result: ops.OpResult, *, is_compared: bool
@@ -156,13 +164,13 @@ class Replay:
             mine = f"{self._model_id}:{record.seq}"
             return Difference("op", mine, f"{op.model_id}:{op.seq}")
         if (kind := repeating.why_not_repeated(op.body, result)) is not None:
-            self.tally.not_repeated[kind] += 1
+            self.findings.not_repeated[kind] += 1
             return None
         found = await repeating.repeat(self._bench, op, result)
-        self.tally.tokens += tokens_of(op.body)
+        self.findings.tokens += tokens_of(op.body)
         if not is_compared:
-            self.tally.led_up += 1
-            return None
+            self.findings.led_up += 1
+            return Comparison(tolerance=math.inf).first(result, found)  # did it end as it had?
         difference = self._compare(record.seq, result, found)
         has_new_state = repeating.changes_state(op.body) and not isinstance(found, Failed)
         if difference is None and has_new_state and self._tolerance is None:
@@ -172,20 +180,24 @@ class Replay:
     def _compare(self, seq: int, expected: ops.OpResult, found: ops.OpResult) -> Difference | None:
         comparison = Comparison(tolerance=self._tolerance)
         difference = comparison.first(expected, found)
-        self.tally.results += 1
-        if comparison.largest.amount > self.tally.largest.amount:
-            self.tally.largest, self.tally.largest_seq = comparison.largest, seq
+        self.findings.results += 1
+        if comparison.largest.amount > self.findings.largest.amount:
+            self.findings.largest, self.findings.largest_seq = comparison.largest, seq
         return difference
 
     async def _compare_state(self, expected: str, saved: str | None = None) -> Difference | None:
         found = await self._bench.state_blake3(self._model_id)
-        self.tally.states += 1
+        self.findings.states += 1
         difference = repeating.between_states(expected, found)
         if difference is None and saved not in (None, found):
             return Difference("saved state", saved, found)
         return difference
 
 
-def _kind(message: ops.LogEntry | ops.OpBody) -> str:
-    """As it is called on the bus."""
-    return str(type(message).__struct_config__.tag)
+def _divergence(
+    seq: int, where: ops.LogEntry | ops.OpBody, difference: Difference | None
+) -> Divergence | None:
+    """``difference`` at ``where``, called as it is on the bus."""
+    if difference is None:
+        return None
+    return Divergence(seq, str(type(where).__struct_config__.tag), difference)

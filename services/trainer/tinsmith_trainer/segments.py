@@ -65,16 +65,50 @@ class Sample:
     seed: int
 
 
-def whole(states: Sequence[StateSaved], stretch: Stretch, newest: int) -> Segment:
+@dataclass(frozen=True)
+class Plan:
+    """The segments to replay, in order, and how many there are in all."""
+
+    segments: tuple[Segment, ...]
+    in_all: int
+    sample: Sample | None = None  # by which they were chosen
+
+    @property
+    def last(self) -> int:
+        """Seq of the last op."""
+        return self.segments[-1].last
+
+    def segment_of(self, seq: int) -> Segment | None:
+        """The segment that has op ``seq``, if one has."""
+        return next((segment for segment in self.segments if seq in segment), None)
+
+
+def plan(
+    states: Sequence[StateSaved], newest: int, stretch: Stretch, sample: Sample | None = None
+) -> Plan:
+    """All of ``stretch`` in one piece, or a sample of its pieces between ``states``.
+
+    ``newest`` is the seq of the log's last op.
+
+    Raises:
+        InvalidRequest: the log has nothing of it.
+    """
+    if sample is None:
+        return Plan((whole(states, newest, stretch),), 1)
+    found = pieces(states, newest, stretch)
+    return Plan(chosen(found, sample), len(found), sample)
+
+
+def whole(states: Sequence[StateSaved], newest: int, stretch: Stretch) -> Segment:
     """All of ``stretch`` in one piece, from the newest of ``states`` that is before it."""
     before = [state for state in states if state.seq < stretch.first]
     start = max(before, key=lambda state: state.seq, default=None)
     return Segment(start, stretch.ends_at(newest), stretch.first)
 
 
-def pieces(states: Sequence[StateSaved], stretch: Stretch, newest: int) -> tuple[Segment, ...]:
+def pieces(states: Sequence[StateSaved], newest: int, stretch: Stretch) -> tuple[Segment, ...]:
     """All of ``stretch``, cut wherever a state was saved, in order."""
-    rest = whole(states, stretch, newest)
+    rest = whole(states, newest, stretch)
     segments = []
     for state in sorted(states, key=lambda state: state.seq):
         if rest.first <= state.seq < rest.last:

@@ -1,0 +1,219 @@
+"""What the commands of ``tinsmith log`` do; each returns its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tinsmith import config, logs
+from tinsmith.errors import InvalidRequest, TinsmithError
+from tinsmith.logbook import LogDamaged, lines, open_logbook, transfer
+from tinsmith.logbook import compare as comparison
+from tinsmith.logbook.overview import Overview, overview
+from tinsmith.logbook.source import open_run
+from tinsmith.logbook.text import plain, short, size
+from tinsmith.logbook.verify import Verification
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from pathlib import Path
+
+    from tinsmith.config import Config
+    from tinsmith.logbook import Logbook
+
+    Main = Callable[[Config], Coroutine[Any, Any, int]]
+
+OK, FOUND, FAILED = 0, 1, 2
+MAX_MESSAGE = 1000
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Span(NamedTuple):
+    """From one op to another, both included."""
+
+    first: int = 0
+    last: int | None = None
+
+
+def run(name: str, path: Path | None, data_dir: Path | None, main: Main) -> int:
+    """Run one command to its end; see ``tinsmith log --help`` for the exit codes.
+
+    Whatever goes wrong is 2: a check that broke must not look like one that found something.
+    """
+    try:
+        return asyncio.run(main(_load(path, data_dir)))
+    except LogDamaged as error:
+        logs.report(f"log {name}", error)
+        return FOUND
+    except TinsmithError as error:
+        logs.report(f"log {name}", error)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"tinsmith log {name}: interrupted\n")
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Exception:  # noqa: BLE001 - the process's border, told in full
+        traceback.print_exc()
+    return FAILED
+
+
+def _load(path: Path | None, data_dir: Path | None) -> Config:
+    environ = dict(os.environ)
+    if data_dir is not None:
+        environ["TINSMITH_DATA_DIR"] = str(data_dir.absolute())
+    loaded = config.load(path, environ)
+    logs.configure(loaded.logs, service="log", instance="log")
+    return loaded
+
+
+async def ls(config_: Config, file: Path | None) -> int:
+    """One line per run."""
+    rows = []
+    async with open_logbook(None if file is None else str(file), config_) as book:
+        runs = await book.runs()
+        with _progress("Reading logs", len(runs)) as advance:
+            for model_id in runs:
+                rows.append(await overview(book, model_id))
+                advance()
+    for row in _table(rows):
+        _say(row)
+    return OK
+
+
+async def show(config_: Config, run_: str, span: Span, *, is_json: bool) -> int:
+    """One line per entry."""
+    async with open_run(run_, config_) as (book, model_id):
+        if not is_json:
+            _say(lines.HEADER)
+        async for told in lines.facts(book, model_id, first=span.first, last=span.last):
+            _say(msgspec.json.encode(told).decode() if is_json else lines.line(told))
+    return OK
+
+
+async def verify(config_: Config, run_: str | None, *, is_all: bool, head: str) -> int:
+    """The verdict on one run or on all."""
+    if (run_ is None) != is_all or (is_all and head):
+        raise InvalidRequest("verify: give a run or a file, with --head or without; or --all")
+    if head and not _DIGEST.fullmatch(head):
+        raise InvalidRequest(f"--head: {head[:80]!r} is not 8 to 64 hexadecimal digits")
+    if run_ is not None:
+        async with open_run(run_, config_) as (book, model_id):
+            return await _verdict(book, model_id, head)
+    async with open_logbook(None, config_) as book:
+        return max([await _verdict(book, run__, "") for run__ in await book.runs()], default=OK)
+
+
+async def _verdict(book: Logbook, model_id: str, head: str) -> int:
+    verification = Verification(book, model_id)
+    has_head = not head
+    try:
+        with _progress(f"Verifying {model_id}", await book.length(model_id)) as advance:
+            async for entry in verification.entries():
+                has_head = has_head or entry.blake3.startswith(head)
+                advance()
+    except LogDamaged as error:
+        _say(f"{model_id}: damaged: {plain(error, MAX_MESSAGE)}")
+        return FOUND
+    if not has_head:
+        problem = "its end was cut off, or it is another log"
+        _say(f"{model_id}: damaged: no entry has the digest {head}: {problem}")
+        return FOUND
+    _say(f"{model_id}: verified, {_summary(verification)}")
+    _say(f"  last entry {verification.rules.head}\n  last state {verification.rules.state or '-'}")
+    return OK
+
+
+async def export(config_: Config, run_: str, path: Path, *, overwrite: bool) -> int:
+    """A run in a file."""
+    async with open_run(run_, config_) as (book, model_id):
+        with _progress(f"Exporting {model_id}", await book.length(model_id)) as advance:
+            verification = await transfer.export(
+                book, model_id, path, overwrite=overwrite, on_entry=advance
+            )
+    _say(f"{path}: {_summary(verification)}; {_size_of(path)} packed")
+    _say(f"  last entry {verification.rules.head}")
+    return OK
+
+
+async def import_(config_: Config, path: Path, *, resume: bool) -> int:
+    """A file in the installation."""
+    from tinsmith.logbook.installation import connect
+
+    async with open_logbook(str(path), config_) as book:
+        (model_id,) = await book.runs()
+        length = await book.length(model_id)
+        verification = Verification(book, model_id)
+        with _progress(f"Verifying {path}", length) as advance:
+            async for _ in verification.entries():
+                advance()
+        async with connect(config_, name="log-import") as (bus, blobs):
+            with _progress(f"Importing {model_id}", length) as advance:
+                importing = transfer.Import(bus.log, blobs, on_entry=advance)
+                await importing.run(book, model_id, resume=resume)
+    _say(f"{model_id}: imported, {_summary(verification)}")
+    return OK
+
+
+async def diff(config_: Config, a: str, b: str) -> int:
+    """The first difference of two runs."""
+    async with open_run(a, config_) as left, open_run(b, config_) as right:
+        sides = comparison.Side(*left), comparison.Side(*right)
+        with _progress("Comparing ops", None) as advance:
+            outcome = await comparison.compare(*sides, on_op=advance)
+    found = outcome.difference
+    if found is None:
+        _say(f"equal: {outcome.equal_ops} ops")
+        return OK
+    _say(f"{outcome.equal_ops} ops are equal; op {found.seq} differs:")
+    for field, of_a, of_b in ((found.field, found.a, found.b), *found.environments):
+        _say(f"  {plain(field)}: {plain(of_a)} in A, {plain(of_b)} in B")
+    return FOUND
+
+
+def _summary(verification: Verification) -> str:
+    rules, blobs = verification.rules, verification.blobs
+    told = f"{rules.number} entries, {rules.ops} ops, {rules.epoch} owners, "
+    told += f"{len(blobs)} blobs of {size(sum(blobs.values()))}"
+    return told + (f"; {rules.missing} requests never came" if rules.missing else "")
+
+
+def _size_of(path: Path) -> str:
+    return size(path.stat().st_size)
+
+
+def _table(rows: Sequence[Overview]) -> Iterator[str]:
+    width = max([len(plain(row.base_model)) for row in rows], default=0)
+    for row in rows:
+        told = f"{row.model_id:<36} {plain(row.base_model):<{width}} {row.ops:>7} ops "
+        told += f"{row.steps:>6} steps {row.epochs:>3} owners  state {short(row.state_blake3)}"
+        yield told + (f"  damaged: {plain(row.damage)}" if row.damage else "")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+@contextlib.contextmanager
+def _progress(text: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, if that is a terminal; yields what moves it on by one."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,120 @@
+"""Logs on the move: from anywhere into a file, and from anywhere into an installation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from tinsmith import __version__
+from tinsmith.errors import InvalidRequest
+from tinsmith.logbook import draft
+from tinsmith.logbook.container import CHUNK_BYTES, Kind, pack_part
+from tinsmith.logbook.file import Cover, End
+from tinsmith.logbook.verify import Verification
+from tinsmith.messages.base import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tinsmith.blobs import BlobStore
+    from tinsmith.bus import CommitLog
+    from tinsmith.logbook.source import Logbook
+    from tinsmith.messages.base import BlobRef
+
+
+async def export(
+    logbook: Logbook, model_id: str, path: Path, *, overwrite: bool, on_entry: Callable[[], None]
+) -> Verification:
+    """Write the model's log and all blobs behind it to ``path``, which is there once it is whole.
+
+    Raises:
+        LogDamaged: the log does not verify.
+        InvalidRequest: ``path`` exists and may not be overwritten, or cannot be written.
+        StorageFull: the disk is full.
+        TooLarge: a blob is larger than the format allows.
+    """
+    with draft.create(path, overwrite=overwrite) as file:
+
+        async def take(ref: BlobRef) -> None:
+            await _write(file, Kind.BLOB, await logbook.blob(ref))
+
+        verification = Verification(logbook, model_id, take=take)
+        await _write(file, Kind.COVER, encode(Cover(model_id=model_id, tinsmith=__version__)))
+        async for entry in verification.entries():
+            await _write(file, Kind.ENTRY, entry.data)
+            on_entry()
+        end = End(
+            entries=verification.rules.number,
+            blobs=len(verification.blobs),
+            head_blake3=verification.rules.head,
+        )
+        await _write(file, Kind.END, encode(end))
+    return verification
+
+
+async def _write(file: draft.Draft, kind: Kind, data: bytes) -> None:
+    if len(data) < CHUNK_BYTES:
+        packed = pack_part(kind, data)
+    else:
+        packed = await asyncio.to_thread(pack_part, kind, data)
+    for piece in packed:
+        file.write(piece)
+
+
+class Import:
+    """Appends one log to an installation, entry by entry as they are."""
+
+    def __init__(self, log: CommitLog, blobs: BlobStore, *, on_entry: Callable[[], None]) -> None:
+        self._log = log
+        self._blobs = blobs
+        self._on_entry = on_entry
+
+    async def run(self, logbook: Logbook, model_id: str, *, resume: bool) -> None:
+        """Append the model's log; the caller has verified it.
+
+        With ``resume`` the installation may have the beginning of the very same log.
+
+        Raises:
+            NotFound: no service has run against the installation's broker yet.
+            InvalidRequest: the installation has a log of the model.
+            Fenced: someone has appended to it meanwhile.
+            StorageFull: the broker or the blob store is full.
+        """
+
+        async def take(ref: BlobRef) -> None:
+            await self._blobs.put(await logbook.blob(ref))
+
+        present = await self._present(model_id)
+        if present and not resume:
+            raise InvalidRequest(
+                f"run: {model_id} has a log here already, of {len(present)} entries; an import "
+                "that broke off is continued by --resume"
+            )
+        await self._require_beginning(logbook, model_id, present)
+        writer = await self._log.writer(model_id)
+        number = 0
+        async for entry in Verification(logbook, model_id, take=take).entries():
+            number += 1
+            if number > len(present):
+                await writer.copy(entry.data)
+            self._on_entry()
+
+    async def _present(self, model_id: str) -> list[str]:
+        """The digests of the entries that are there."""
+        if model_id not in await self._log.models():
+            return []
+        return [blake3(data).hexdigest() async for _, data in self._log.stored(model_id)]
+
+    async def _require_beginning(self, logbook: Logbook, model_id: str, present: list[str]) -> None:
+        same = 0
+        async for entry in logbook.entries(model_id):
+            if same == len(present) or present[same] != entry.blake3:
+                break
+            same += 1
+        if same < len(present):
+            raise InvalidRequest(
+                f"run: the log of {model_id} here is another one from entry {same + 1} on"
+            )
