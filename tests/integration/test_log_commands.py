@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 from blake3 import blake3
+from tests.integration.steps import new_model, step
 
 from tinsmith import ids
 from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus, Encoded
-from tinsmith.bus.log import GENESIS
+from tinsmith.bus.log import GENESIS, subject_of
 from tinsmith.config import BusConfig
 from tinsmith.errors import InvalidRequest
 from tinsmith.logbook import transfer
@@ -38,21 +39,24 @@ class Shown:
     err: str
 
 
-async def log(bus, blobs, *args, **environ):
-    """Run the command against the installation that ``bus`` and ``blobs`` are of."""
-    environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nowhere",
-        "TINSMITH_NATS_URL": bus._config.url,
-        "TINSMITH_BLOBS__URL": f"file://{blobs._folder}",
-        **environ,
-    }
+async def installed(*args, **environ):
+    """Run the command in an environment of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "tinsmith", "log", *map(str, args),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environ,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": "/nowhere", **environ},
     )  # fmt: skip
     out, err = await asyncio.wait_for(process.communicate(), 60)
     return Shown(process.returncode, out.decode(), err.decode())
+
+
+async def log(bus, blobs, *args):
+    """Run the command against the installation that ``bus`` and ``blobs`` are of."""
+    return await installed(
+        *args,
+        TINSMITH_NATS_URL=bus._config.url,
+        TINSMITH_BLOBS__URL=f"file://{blobs._folder}",
+    )
 
 
 async def write_run(bus, blobs, *, steps=3, rate=0.1):
@@ -108,8 +112,6 @@ async def forge(bus, model, entry, *, subject=None):
     if not entry.prev_blake3:
         head = (await bus.log.head(model)).blake3
         entry = msgspec.structs.replace(entry, prev_blake3=head)
-    from tinsmith.bus.log import subject_of
-
     await bus._connection[1].publish(subject or subject_of(entry), encode(entry))
 
 
@@ -129,17 +131,17 @@ async def test_a_log_as_a_trainer_writes_it_verifies(bus, blobs, run):
     shown = await log(bus, blobs, "verify", run[:5])
 
     assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith(f"{run}: verified, 10 entries, 8 ops, 1 owners, 2 blobs of ")
+    assert shown.out.startswith(f"{run}: verified, 10 entries, 8 ops by 1 owner, 2 blobs of ")
     assert (await bus.log.head(run)).blake3 in shown.out
 
 
 async def test_ls_has_a_row_for_every_run(bus, blobs, run):
     other = await write_run(bus, blobs, steps=1)
-    rows = (await log(bus, blobs, "ls")).out.splitlines()
+    _, *rows = (await log(bus, blobs, "ls")).out.splitlines()
 
     assert sorted(row.split()[0] for row in rows) == sorted([run, other])
     (row,) = (row for row in rows if row.startswith(run))
-    assert "tiny/llama       8 ops      3 steps   1 owners  state l" in row
+    assert row.split() == [run, "tiny/llama", "8", "3", "1", "l"]
 
 
 async def test_show_tells_what_was_done(bus, blobs, run):
@@ -243,14 +245,10 @@ async def test_the_broker_of_a_running_up_is_found_by_its_data_folder(bus, blobs
     folder = tmp_path / "installed"
     (folder / "run").mkdir(parents=True)
     (folder / "run" / "up.json").write_text(json.dumps({"nats_url": bus._config.url}))
-    place = {"TINSMITH_BLOBS__URL": f"file://{blobs._folder}", "PATH": os.environ["PATH"]}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tinsmith", "log", "verify", run, "--data-dir", folder,
-        env=place, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    blobs_url = f"file://{blobs._folder}"
+    shown = await installed("verify", run, "--data-dir", folder, TINSMITH_BLOBS__URL=blobs_url)
 
-    assert (process.returncode, b"verified" in out) == (0, True)
+    assert (shown.code, "verified" in shown.out) == (0, True)
 
 
 async def test_a_run_is_the_same_after_export_and_import_elsewhere(
@@ -367,3 +365,32 @@ async def test_a_reference_that_is_no_name_of_a_blob_is_not_followed(bus, blobs,
 
     assert shown.code == 1
     assert "parts['x']: blob '../../../etc/hostname': not the name of a blob" in shown.out
+
+
+async def test_the_log_of_a_real_run_verifies_and_travels(client, server, tmp_path):
+    """Training, saving, loading, sampling and a request that fails, as the services log them."""
+    model = await asyncio.to_thread(train, client)
+    place = {"TINSMITH_DATA_DIR": str(server.folder / "data")}
+    shown = await installed("verify", model, **place)
+    path = tmp_path / "run.tslog"
+    await installed("export", model, path, **place)
+
+    assert shown.code == 0
+    assert f"{model}: verified, " in shown.out
+    assert (await installed("verify", path)).out.splitlines()[1] == shown.out.splitlines()[1]
+    kinds = (await installed("show", path)).out
+    for kind in ("create_model", "optim_step", "save_weights_for_sampler", "load_weights"):
+        assert f" {kind} " in kinds
+
+
+def train(client):
+    model = new_model(client)
+    for _ in range(2):
+        step(model)
+    path = model.save_state("audited").result().path
+    model.save_weights_for_sampler("sampled").result()
+    with pytest.raises(Exception, match="audited"):
+        model.save_state("audited").result()
+    model.load_state(path).result()
+    step(model)
+    return model.model_id

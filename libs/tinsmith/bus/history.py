@@ -14,7 +14,7 @@ from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
 from tinsmith.errors import BrokerUnavailable, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg

@@ -8,7 +8,6 @@ tree), which gives order, fencing and exactly-once effect in one write.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -26,7 +25,7 @@ from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record, StateSa
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator
 
     from nats.aio.client import Client
     from nats.js import JetStreamContext
@@ -112,16 +111,13 @@ class CommitLog:
         async for _, data in self.stored(model_id, start=start):
             yield _ENTRIES.decode(data)
 
-    async def stored(self, model_id: str, *, start: int = 1) -> AsyncGenerator[tuple[str, bytes]]:
+    async def stored(self, model_id: str, *, start: int = 1) -> AsyncIterator[tuple[str, bytes]]:
         """Subject and bytes of every entry from stream sequence ``start`` to the present last."""
         end = await last(self._js, LOG_STREAM, _subject(model_id))
-        if end is None:
-            return
-        read = stretch(
-            self._connection, LOG_STREAM, _subject(model_id), first=start, last=end.seq or 0
-        )
-        async with aclosing(read):  # with what it took and nobody asked for, if left early
-            async for msg in read:
+        if end is not None:
+            async for msg in stretch(
+                self._connection, LOG_STREAM, _subject(model_id), first=start, last=end.seq or 0
+            ):
                 yield msg.subject, msg.data
 
     async def models(self) -> list[str]:

@@ -165,9 +165,6 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
             show_default=False,
         ),
     ],
-    run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Which run of FILE [default: its only one].")
-    ] = None,
     first: Annotated[
         int, typer.Option("--from", min=0, metavar="N", help="First op to compare.")
     ] = 0,
@@ -213,7 +210,6 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
 
     options = command.Options(
         target=target,
-        run=run,
         first=first,
         last=last,
         share=spot_check,

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tinsmith import config, logs
 from tinsmith.errors import InvalidRequest, TinsmithError
 from tinsmith.logbook import LogDamaged, lines, open_logbook, transfer
-from tinsmith.logbook import compare as comparison
 from tinsmith.logbook.overview import Overview, overview
 from tinsmith.logbook.source import open_run
 from tinsmith.logbook.text import plain, short, size
@@ -51,11 +50,10 @@ def run(name: str, path: Path | None, data_dir: Path | None, main: Main) -> int:
     """
     try:
         return asyncio.run(main(_load(path, data_dir)))
-    except LogDamaged as error:
-        logs.report(f"log {name}", error)
-        return FOUND
     except TinsmithError as error:
-        logs.report(f"log {name}", error)
+        # Logs from elsewhere are quoted in it.
+        logs.report(f"log {name}", TinsmithError(plain(error, MAX_MESSAGE)))
+        return FOUND if isinstance(error, LogDamaged) else FAILED
     except KeyboardInterrupt:
         sys.stderr.write(f"tinsmith log {name}: interrupted\n")
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -75,10 +73,10 @@ def _load(path: Path | None, data_dir: Path | None) -> Config:
     return loaded
 
 
-async def ls(config_: Config, file: Path | None) -> int:
+async def ls(loaded: Config, file: Path | None) -> int:
     """One line per run."""
     rows = []
-    async with open_logbook(None if file is None else str(file), config_) as book:
+    async with open_logbook(None if file is None else str(file), loaded) as book:
         runs = await book.runs()
         with _progress("Reading logs", len(runs)) as advance:
             for model_id in runs:
@@ -89,9 +87,9 @@ async def ls(config_: Config, file: Path | None) -> int:
     return OK
 
 
-async def show(config_: Config, run_: str, span: Span, *, is_json: bool) -> int:
+async def show(loaded: Config, target: str, span: Span, *, is_json: bool) -> int:
     """One line per entry."""
-    async with open_run(run_, config_) as (book, model_id):
+    async with open_run(target, loaded) as (book, model_id):
         if not is_json:
             _say(lines.HEADER)
         async for told in lines.facts(book, model_id, first=span.first, last=span.last):
@@ -99,17 +97,17 @@ async def show(config_: Config, run_: str, span: Span, *, is_json: bool) -> int:
     return OK
 
 
-async def verify(config_: Config, run_: str | None, *, is_all: bool, head: str) -> int:
+async def verify(loaded: Config, target: str | None, *, is_all: bool, head: str) -> int:
     """The verdict on one run or on all."""
-    if (run_ is None) != is_all or (is_all and head):
+    if (target is None) != is_all or (is_all and head):
         raise InvalidRequest("verify: give a run or a file, with --head or without; or --all")
     if head and not _DIGEST.fullmatch(head):
         raise InvalidRequest(f"--head: {head[:80]!r} is not 8 to 64 hexadecimal digits")
-    if run_ is not None:
-        async with open_run(run_, config_) as (book, model_id):
+    if target is not None:
+        async with open_run(target, loaded) as (book, model_id):
             return await _verdict(book, model_id, head)
-    async with open_logbook(None, config_) as book:
-        return max([await _verdict(book, run__, "") for run__ in await book.runs()], default=OK)
+    async with open_logbook(None, loaded) as book:
+        return max([await _verdict(book, run_id, "") for run_id in await book.runs()], default=OK)
 
 
 async def _verdict(book: Logbook, model_id: str, head: str) -> int:
@@ -128,13 +126,14 @@ async def _verdict(book: Logbook, model_id: str, head: str) -> int:
         _say(f"{model_id}: damaged: no entry has the digest {head}: {problem}")
         return FOUND
     _say(f"{model_id}: verified, {_summary(verification)}")
-    _say(f"  last entry {verification.rules.head}\n  last state {verification.rules.state or '-'}")
+    _say(f"  last entry {verification.rules.head}")
+    _say(f"  last state {plain(verification.rules.state) or '-'}")
     return OK
 
 
-async def export(config_: Config, run_: str, path: Path, *, overwrite: bool) -> int:
+async def export(loaded: Config, target: str, path: Path, *, overwrite: bool) -> int:
     """A run in a file."""
-    async with open_run(run_, config_) as (book, model_id):
+    async with open_run(target, loaded) as (book, model_id):
         with _progress(f"Exporting {model_id}", await book.length(model_id)) as advance:
             verification = await transfer.export(
                 book, model_id, path, overwrite=overwrite, on_entry=advance
@@ -144,18 +143,18 @@ async def export(config_: Config, run_: str, path: Path, *, overwrite: bool) -> 
     return OK
 
 
-async def import_(config_: Config, path: Path, *, resume: bool) -> int:
+async def import_(loaded: Config, path: Path, *, resume: bool) -> int:
     """A file in the installation."""
     from tinsmith.logbook.installation import connect
 
-    async with open_logbook(str(path), config_) as book:
+    async with open_logbook(str(path), loaded) as book:
         (model_id,) = await book.runs()
         length = await book.length(model_id)
         verification = Verification(book, model_id)
         with _progress(f"Verifying {path}", length) as advance:
             async for _ in verification.entries():
                 advance()
-        async with connect(config_, name="log-import") as (bus, blobs):
+        async with connect(loaded, name="log-import") as (bus, blobs):
             with _progress(f"Importing {model_id}", length) as advance:
                 importing = transfer.Import(bus.log, blobs, on_entry=advance)
                 await importing.run(book, model_id, resume=resume)
@@ -163,12 +162,13 @@ async def import_(config_: Config, path: Path, *, resume: bool) -> int:
     return OK
 
 
-async def diff(config_: Config, a: str, b: str) -> int:
+async def diff(loaded: Config, a: str, b: str) -> int:
     """The first difference of two runs."""
-    async with open_run(a, config_) as left, open_run(b, config_) as right:
-        sides = comparison.Side(*left), comparison.Side(*right)
+    from tinsmith.logbook.compare import Side, compare  # numpy, which nothing else here needs
+
+    async with open_run(a, loaded) as left, open_run(b, loaded) as right:
         with _progress("Comparing ops", None) as advance:
-            outcome = await comparison.compare(*sides, on_op=advance)
+            outcome = await compare(Side(*left), Side(*right), on_op=advance)
     found = outcome.difference
     if found is None:
         _say(f"equal: {outcome.equal_ops} ops")
@@ -181,9 +181,15 @@ async def diff(config_: Config, a: str, b: str) -> int:
 
 def _summary(verification: Verification) -> str:
     rules, blobs = verification.rules, verification.blobs
-    told = f"{rules.number} entries, {rules.ops} ops, {rules.epoch} owners, "
-    told += f"{len(blobs)} blobs of {size(sum(blobs.values()))}"
-    return told + (f"; {rules.missing} requests never came" if rules.missing else "")
+    told = f"{_count(rules.number, 'entry')}, {_count(rules.ops, 'op')} by "
+    told += f"{_count(rules.epoch, 'owner')}, {_count(len(blobs), 'blob')} of "
+    told += size(sum(blobs.values()))
+    return told + (f"; {_count(rules.missing, 'request')} never came" if rules.missing else "")
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "entries" if noun == "entry" else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def _size_of(path: Path) -> str:
@@ -192,9 +198,11 @@ def _size_of(path: Path) -> str:
 
 def _table(rows: Sequence[Overview]) -> Iterator[str]:
     width = max([len(plain(row.base_model)) for row in rows], default=0)
+    width = max(width, len("base model"))
+    yield f"{'run':<36} {'base model':<{width}} {'ops':>7} {'steps':>7} {'owners':>7}  state"
     for row in rows:
-        told = f"{row.model_id:<36} {plain(row.base_model):<{width}} {row.ops:>7} ops "
-        told += f"{row.steps:>6} steps {row.epochs:>3} owners  state {short(row.state_blake3)}"
+        told = f"{row.model_id:<36} {plain(row.base_model):<{width}} {row.ops:>7} {row.steps:>7} "
+        told += f"{row.epochs:>7}  {short(row.state_blake3)}"
         yield told + (f"  damaged: {plain(row.damage)}" if row.damage else "")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tinsmith import config, logs
 from tinsmith.cli.foreground import require_extra
 from tinsmith.errors import TinsmithError
+from tinsmith.logbook.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "tinsmith.commands"
 """Commands that a service brings: name -> ``main(options, config)``, which gives an exit code."""
 COULD_NOT_RUN = 2
+MAX_MESSAGE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,6 @@ class Options:
     """What the command line says."""
 
     target: str  # a run, or the beginning of one; or an exported file
-    run: str | None = None  # which of a file's
     first: int = 0
     last: int | None = None
     share: float | None = None
@@ -46,7 +47,8 @@ def run(options: Options) -> int:
     try:
         return _run(options)
     except TinsmithError as error:
-        logs.report("replay", error)
+        # Logs from elsewhere are quoted in it.
+        logs.report("replay", TinsmithError(plain(error, MAX_MESSAGE)))
     except KeyboardInterrupt:
         sys.stderr.write("tinsmith replay: interrupted; nothing is known of what was not done\n")
     except Exception:  # noqa: BLE001 - the process's border, told in full

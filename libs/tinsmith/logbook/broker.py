@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tinsmith.bus.log import subject_of
@@ -38,10 +37,9 @@ class BrokerLogbook:
     async def entries(self, model_id: str) -> AsyncIterator[Entry]:
         """See ``Logbook``."""
         number = 0
-        async with aclosing(self._log.stored(model_id)) as stored:
-            async for subject, data in stored:
-                number += 1
-                yield _checked(model_id, number, subject, data)
+        async for subject, data in self._log.stored(model_id):
+            number += 1
+            yield _checked(model_id, number, subject, data)
 
     async def blob(self, ref: BlobRef) -> bytes:
         """See ``Logbook``."""

@@ -130,7 +130,7 @@ def _measure(product: Product, weight: torch.Tensor) -> RowRange:
         weight.dtype == torch.float32
     ):  # in bfloat16 a difference in tall products is hard to exclude
         least = _least(product, _pattern(_TALL, inputs))
-        if least < _TALL:
+        if least < BLOCK:  # padding to more would cost more than small passes do
             return RowRange(least, is_open=True)
     blocks = min(64, max(1, _OUTPUTS // (BLOCK * outputs)))
     x = _pattern(blocks * BLOCK, inputs).to(weight.dtype)

@@ -11,15 +11,14 @@ import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
-from tinsmith.errors import InvalidRequest
-from tinsmith.logbook import open_logbook, resolve_run
-from tinsmith.logbook.source import is_file
+from tinsmith.logbook.source import open_run
+from tinsmith.logbook.text import plain
 from tinsmith_trainer import replay_report, segments
 from tinsmith_trainer.outline import read_outline
 from tinsmith_trainer.segments import Sample, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from tinsmith.cli.replay import Options
     from tinsmith.config import Config
@@ -43,22 +42,8 @@ def main(options: Options, config: Config) -> int:
 
 
 async def _replay(options: Options, config: Config) -> Summary:
-    source = options.target if is_file(options.target) else None
-    async with open_logbook(source, config) as logbook:
-        run = _run_of(await logbook.runs(), options, source)
+    async with open_run(options.target, config) as (logbook, run):
         return await replay(run, logbook, options, config)
-
-
-def _run_of(runs: Sequence[str], options: Options, source: str | None) -> str:
-    if source is None:
-        return resolve_run(runs, options.target)
-    if options.run is not None:
-        return resolve_run(runs, options.run)
-    if len(runs) != 1:
-        raise InvalidRequest(
-            f"{source}: it has {len(runs)} runs ({', '.join(runs)}); choose one with --run"
-        )
-    return runs[0]
 
 
 async def replay(run: str, logbook: Logbook, options: Options, config: Config) -> Summary:
@@ -73,7 +58,7 @@ async def replay(run: str, logbook: Logbook, options: Options, config: Config) -
     async with open_workbench(outline.environments, config, logbook) as bench:
         doubts = departures(outline.environments, bench.environment)
         for doubt in doubts:
-            sys.stderr.write(f"tinsmith replay: warning: {doubt}\n")
+            sys.stderr.write(f"tinsmith replay: warning: {plain(doubt)}\n")
         with replay_report.progress(sum(map(len, plan.segments))) as on_op:
             replaying = Replay(
                 run,

@@ -18,6 +18,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from tinsmith.logbook.text import plain
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -121,7 +123,8 @@ def to_json(summary: Summary) -> str:
 
 def to_text(summary: Summary) -> str:
     """Some lines for a terminal."""
-    lines = [*_verdict(summary), *_scope(summary)]
+    # Logs from elsewhere are quoted in them.
+    lines = [plain(line) for line in (*_verdict(summary), *_scope(summary))]
     speed = f"{summary.ops_per_s:.1f} ops/s, {summary.tokens_per_s:.0f} tokens/s"
     lines.append(f"took {summary.seconds:.1f} s: {speed}")
     return "\n".join(lines)

@@ -147,7 +147,6 @@ class Replay:
     async def _enter(self, segment: Segment) -> Divergence | None:
         """Bring the model to where ``segment`` starts."""
         self._segment = segment
-        await self._bench.drop(self._model_id)
         if (start := segment.start) is None:
             return None
         try:

@@ -93,10 +93,6 @@ class Workbench:
         """The digest of the model's present state."""
         return await self._run(lambda: digest(self._engine.state(model_id)))
 
-    async def drop(self, model_id: str) -> None:
-        """Forget the model."""
-        await self._run(lambda: self._engine.drop(model_id))
-
     async def _run(self, call: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
@@ -105,7 +101,7 @@ class Workbench:
 async def open_workbench(
     environments: Sequence[Environment], config: Config, logbook: Logbook
 ) -> AsyncIterator[Workbench]:
-    """Load the base model and set everything up as the first of a log's environments says.
+    """Load the base model that a log's owners computed on; ``set_up`` does the rest for each.
 
     Raises:
         StartupError: the base model is not configured here, or cannot be loaded.
@@ -122,7 +118,7 @@ def _load(
 ) -> tuple[TrainingEngine, Environment]:
     told, settings = environments[0], config.section(TrainerConfig)
     model = config.model(told["base_model"])
-    torch.set_num_threads(_number(told, "threads") or threads(settings.threads))
+    torch.set_num_threads(threads(settings.threads))
     base = base_model.load(
         model.source,
         name=model.name,
@@ -131,8 +127,7 @@ def _load(
         context_length=model.context_length,
         tokenizer_id=model.tokenizer,
     )
-    tokens = _number(told, "microbatch_tokens") or settings.microbatch_tokens
-    tokens = tokens or MICROBATCH_TOKENS[base.device.type]
+    tokens = settings.microbatch_tokens or MICROBATCH_TOKENS[base.device.type]
     ours = describe(base, microbatch_tokens=tokens)
     for environment in environments:
         _check_base(environment, ours, model.source)

@@ -9,6 +9,8 @@ import sys
 import pytest
 from tests.unit.logbook.made import MODEL, OTHER, STEPPED, Made, a_run, packed, parts_of_file
 
+from tinsmith.logbook import Entry
+from tinsmith.logbook.container import Kind
 from tinsmith.messages import ops
 
 COMMANDS = ("ls", "show", "verify", "export", "import", "diff")
@@ -19,7 +21,7 @@ def log(*args, folder, **environ):
     command = [sys.executable, "-P", "-m", "tinsmith", "log", *map(str, args)]
     environ |= {"TINSMITH_DATA_DIR": str(folder / "data"), "HOME": str(folder)}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environ, check=False
+        command, capture_output=True, text=True, timeout=60, env=environ, check=False, cwd=folder
     )
 
 
@@ -59,7 +61,7 @@ def test_a_good_file_is_verified(file, tmp_path):
 
     assert (shown.returncode, shown.stderr) == (0, "")
     first, head, state = shown.stdout.splitlines()
-    assert first == f"{MODEL}: verified, 14 entries, 10 ops, 2 owners, 5 blobs of 3.46 kB"
+    assert first == f"{MODEL}: verified, 14 entries, 10 ops by 2 owners, 5 blobs of 3.46 kB"
     assert (head, state) == (f"  last entry {a_run().head}", "  last state s7")
 
 
@@ -92,6 +94,22 @@ def test_a_file_that_is_not_there_is_exit_code_2(tmp_path):
 
     assert shown.returncode == 2
     assert shown.stderr == "tinsmith log verify: error: none.tslog: there is no such file\n"
+
+
+def test_what_a_file_says_cannot_steer_the_terminal(tmp_path):
+    parts = parts_of_file(a_run())
+    forged = parts[2][1].replace(read(parts[2][1]).prev_blake3.encode(), b"\x1b[2J" * 16)
+    (tmp_path / "x.tslog").write_bytes(packed([*parts[:2], (Kind.ENTRY, forged), *parts[3:]]))
+    for command in (("verify", "x.tslog"), ("export", "x.tslog", "y.tslog")):
+        shown = log(*command, folder=tmp_path)
+
+        assert shown.returncode == 1
+        assert "prev_blake3: \\u001b[2J" in shown.stdout + shown.stderr
+        assert "\x1b" not in shown.stdout + shown.stderr
+
+
+def read(data):
+    return Entry.read(data, "").entry
 
 
 def test_what_is_no_log_is_exit_code_1(tmp_path):
@@ -147,11 +165,10 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path):
 
 
 def test_ls_of_a_file_is_one_row(file, tmp_path):
-    shown = log("ls", file, folder=tmp_path).stdout
+    title, row = log("ls", file, folder=tmp_path).stdout.splitlines()
 
-    assert shown.split() == [
-        MODEL, "tiny/llama", "10", "ops", "2", "steps", "2", "owners", "state", "s7",
-    ]  # fmt: skip
+    assert title.split() == ["run", "base", "model", "ops", "steps", "owners", "state"]
+    assert row.split() == [MODEL, "tiny/llama", "10", "2", "2", "s7"]
 
 
 def test_a_file_is_exported_again_byte_for_byte(file, tmp_path):

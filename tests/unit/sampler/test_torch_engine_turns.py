@@ -174,7 +174,7 @@ async def dead(engine):
         raise MemoryError("no more")
 
     engine._mailbox.put(fault)
-    await asyncio.wait([running])
+    await asyncio.gather(running, return_exceptions=True)
     return engine, running
 
 

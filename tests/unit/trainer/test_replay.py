@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 X, Y, Z = (random_datum(length, seed=length) for length in (20, 33, 40))
 STEP = ops.OptimStep(learning_rate=1e-2)
 BAD = ops.ForwardBackward(data=(X,), loss_fn="no_such_loss")
-NEVER_CAME = Failed(category="user", message="request 15 of this model never arrived")
+GONE = Failed(category="user", message="no such checkpoint", code="NotFound")
+NEVER_CAME = Failed(category="user", message="request 16 of this model never arrived")
 REFUSED = ops.Refused(reason=Failed(category="user", message="x", code="InvalidRequest"))
-SAVES, READS, FAILS, LOADS, LAST = 7, 4, 5, 9, 16
+SAVES, READS, FAILS, LOADS, LAST = 7, 4, 5, 9, 17
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def recorder(tiny_llama: Path) -> Recorder:
     run.do(REFUSED)
     run.do(cross_entropy(Y))
     run.do(STEP)
+    run.do(ops.LoadWeights(path="tinker://gone"), GONE)
     run.seq += 1
     run.do(STEP, NEVER_CAME)
     return run
@@ -101,7 +103,7 @@ async def test_a_run_replays_bit_for_bit(book, replayed):
     assert (summary.first_op, summary.last_op) == (0, LAST)
     assert summary.ops_compared == 14
     assert summary.states_compared == 6
-    assert summary.ops_not_repeated == {"saves": 1, "failures outside of the engine": 1}
+    assert summary.ops_not_repeated == {"saves": 1, "failures outside of the engine": 2}
 
 
 async def test_a_flipped_bit_in_a_result_is_found(book, replayed):
@@ -191,7 +193,7 @@ async def test_an_op_of_another_place_is_found(book, replayed):
 
 async def test_an_op_that_happened_twice_is_found(book, replayed):
     book.list.append(book.record(2))
-    book.list.append(msgspec.structs.replace(book.record(14), seq=17))
+    book.list.append(msgspec.structs.replace(book.record(14), seq=18))
 
     assert place(await replayed(book)) == (2, "record", "seq")
 
@@ -353,6 +355,18 @@ async def test_other_software_is_a_warning(book, replayed, capsys):
     assert summary.verdict == "equal"
     assert summary.warnings[0].startswith("torch: 1.0 in the log, 2.")
     assert "warning: torch: 1.0" in capsys.readouterr().err
+
+
+async def test_what_any_owner_computed_with_is_looked_at(tiny_llama, replayed):
+    run = Recorder(tiny_llama)
+    run.do(ops.CreateModel(base_model="tiny", lora=ops.LoraShape(rank=4)))
+    run.own(numpy="0.9")
+    run.do(cross_entropy(X))
+    run.own(torch="0.1")
+
+    (warning,) = (await replayed(run.book())).warnings
+
+    assert warning.startswith("numpy: 0.9 in the log")  # the last one computed nothing
 
 
 async def test_a_log_without_an_environment_is_replayed_with_a_warning(book, replayed):

@@ -70,3 +70,9 @@ def test_json_has_the_verdict_and_where_it_diverged():
         "seq": 4, "op": "optim_step", "field": "state", "expected": "aaa", "found": "bbb",
     }  # fmt: skip
     assert told["warnings"] == ["w"]
+
+
+def test_what_a_log_says_cannot_steer_a_terminal():
+    forged = Divergence(4, "optim_step", Difference("metrics[\x1b[2J]", "1", "2"))
+
+    assert "metrics[\\u001b[2J]" in to_text(summary(Findings(divergence=forged)))
