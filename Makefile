@@ -20,7 +20,7 @@ demo: $(STAMP) ## train a real model through four services, and see what it lear
 	@$(BIN)/tinsmith demo
 
 test: $(STAMP) ## the tests: unit, contract, integration with a real broker and real processes
-	@$(ENV) $(BIN)/python -m pytest -q
+	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-fault: $(STAMP) ## kills of every process at random, and what must survive them
 	@$(ENV) $(BIN)/python -m pytest -q tests/fault

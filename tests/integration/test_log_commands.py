@@ -74,9 +74,9 @@ async def write_run(bus, blobs, *, steps=3, rate=0.1):
 
     created = ops.CreateModelDone(model_id=model, lora=LORA)
     await commit(ops.CreateModel(base_model="tiny/llama", lora=LORA), created, state="s")
-    for step in range(steps):
-        await commit(EMPTY, SCORED, is_large=step == 1)
-        await commit(ops.OptimStep(learning_rate=rate), STEPPED, state=f"s{step}")
+    for number in range(steps):
+        await commit(EMPTY, SCORED, is_large=number == 1)
+        await commit(ops.OptimStep(learning_rate=rate), STEPPED, state=f"s{number}")
     parts = {"adapter.safetensors": await blobs.put(f"weights of {model}".encode())}
     await writer.save_state(seq - 1, parts, state_blake3=f"s{steps - 1}")
     path = f"tinker://{model}/weights/x"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 import structlog
@@ -14,14 +15,15 @@ from tests.integration.steps import X, Y, new_model, step
 from tests.integration.trainer.test_ownership import BASE, STEP, Client, forward_backward, train
 
 from tinsmith import ids
-from tinsmith.bus import Bus
+from tinsmith.bus import Bus, Encoded
 from tinsmith.cli.replay import Options
 from tinsmith.config import BusConfig, Config, ModelConfig
 from tinsmith.logbook import open_logbook
 from tinsmith.messages import ops, registry, table
+from tinsmith.messages.base import encode
 from tinsmith.service import ServiceContext
 from tinsmith_checkpointer.service import Checkpointer
-from tinsmith_trainer import base_model
+from tinsmith_trainer import base_model, replay_report
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.engine import TrainingEngine
@@ -164,6 +166,58 @@ async def test_a_client_that_left_a_gap_replays(config, blobs, bus):
     summary = await replayed(client, config)
     assert summary.verdict == "equal"
     assert (summary.ops_compared, sum(summary.ops_not_repeated.values())) == (3, 1)
+
+
+@pytest.fixture
+def repeated(monkeypatch):
+    """Grows by one with every op that a replay is through with."""
+    ops_done = []
+
+    @contextmanager
+    def progress(total):
+        yield lambda: ops_done.append(total)
+
+    monkeypatch.setattr(replay_report, "progress", progress)
+    return ops_done
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_live_run_is_followed_until_a_signal(config, blobs, bus, repeated):
+    client = Client(bus)
+    async with trainer(config, blobs):
+        await client.create()
+        await train(client, 1, 2)
+        following = asyncio.create_task(replayed(client, config, is_following=True))
+        await until(lambda: len(repeated) == 3)
+        await train(client, 3, 6)
+        await until(lambda: len(repeated) == 7)
+        signal.raise_signal(signal.SIGINT)
+        summary = await following
+
+    assert summary.verdict == "equal"
+    assert (summary.ops_compared, summary.last_op) == (7, 6)
+
+
+async def test_following_ends_at_the_first_difference(config, blobs, bus, repeated):
+    """Another owner writes what was never computed."""
+    client = Client(bus)
+    async with trainer(config, blobs):
+        await client.create()
+        done = await train(client, 1, 2)
+        following = asyncio.create_task(replayed(client, config, is_following=True))
+        await until(lambda: len(repeated) == 3)
+        forger = await bus.log.take(client.model, "forger")
+        op = Encoded(encode(ops.Op(model_id=client.model, seq=3, body=STEP)))
+        await forger.commit(3, op, done, state_blake3="0" * 64)
+        summary = await asyncio.wait_for(following, 60)
+
+    assert summary.verdict == "diverged"
+    assert (summary.divergence.seq, summary.divergence.op) == (3, "optim_step")
 
 
 def tinsmith_replay(server, *arguments):

@@ -39,6 +39,7 @@ _RESULTS = decoder(OpResult)
 _OPS = decoder(Op)
 
 GENESIS = "0" * 64
+FOLLOW_POLL_S = 1.0
 COMMIT_PATIENCE_S = 600.0  # a finished step is worth waiting for the broker
 
 
@@ -119,6 +120,24 @@ class CommitLog:
                 self._connection, LOG_STREAM, _subject(model_id), first=start, last=end.seq or 0
             ):
                 yield msg.subject, msg.data
+
+    async def follow(self, model_id: str) -> AsyncIterator[tuple[str, bytes]]:
+        """As ``stored``, and then every entry that is appended, until the caller stops.
+
+        Raises:
+            BrokerUnavailable: the broker was silent for too long.
+        """
+        first = 1
+        while True:
+            end = await last(self._js, LOG_STREAM, _subject(model_id))
+            if end is None or (end.seq or 0) < first:
+                await asyncio.sleep(FOLLOW_POLL_S)
+                continue
+            async for msg in stretch(
+                self._connection, LOG_STREAM, _subject(model_id), first=first, last=end.seq or 0
+            ):
+                yield msg.subject, msg.data
+            first = (end.seq or 0) + 1
 
     async def models(self) -> list[str]:
         """The ids of all models that have a log, sorted. NotFound when there is no such stream."""

@@ -186,6 +186,12 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
         float | None,
         typer.Option(min=0, metavar="T", help="Numbers may differ by this much [default: no bit]."),
     ] = None,
+    is_following: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--follow", help="Go on with what a live run does, until it differs or Ctrl-C."
+        ),
+    ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,  # noqa: FBT002
     config: ConfigFile = None,
     data_dir: DataDir = None,
@@ -215,6 +221,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
         share=spot_check,
         seed=seed,
         tolerance=tolerance,
+        is_following=is_following,
         is_json=is_json,
         config=config,
         data_dir=data_dir,

@@ -34,6 +34,7 @@ class Options:
     share: float | None = None
     seed: int | None = None
     tolerance: float | None = None
+    is_following: bool = False
     is_json: bool = False
     config: Path | None = None
     data_dir: Path | None = None
@@ -50,7 +51,7 @@ def run(options: Options) -> int:
         # Logs from elsewhere are quoted in it.
         logs.report("replay", TinsmithError(plain(error, MAX_MESSAGE)))
     except KeyboardInterrupt:
-        sys.stderr.write("tinsmith replay: interrupted; nothing is known of what was not done\n")
+        sys.stderr.write("tinsmith replay: interrupted before it had an outcome\n")
     except Exception:  # noqa: BLE001 - the process's border, told in full
         traceback.print_exc()
     return COULD_NOT_RUN

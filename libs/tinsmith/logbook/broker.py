@@ -41,6 +41,13 @@ class BrokerLogbook:
             number += 1
             yield _checked(model_id, number, subject, data)
 
+    async def follow(self, model_id: str) -> AsyncIterator[Entry]:
+        """Every entry of the model in order, those to come too, until the caller stops."""
+        number = 0
+        async for subject, data in self._log.follow(model_id):
+            number += 1
+            yield _checked(model_id, number, subject, data)
+
     async def blob(self, ref: BlobRef) -> bytes:
         """See ``Logbook``."""
         if _DIGEST.fullmatch(ref.blake3) is None:

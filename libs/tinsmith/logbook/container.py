@@ -48,7 +48,7 @@ class Kind(IntEnum):
     END = 4  # what the file must have held; the last part
 
 
-LIMITS = {Kind.COVER: 1 << 16, Kind.ENTRY: 1 << 26, Kind.BLOB: 1 << 32, Kind.END: 1 << 16}
+LIMITS = {Kind.COVER: 1 << 16, Kind.ENTRY: 1 << 23, Kind.BLOB: 1 << 32, Kind.END: 1 << 16}
 """Most raw bytes of a part."""
 
 

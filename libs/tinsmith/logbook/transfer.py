@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from tinsmith import __version__
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, TooLarge
 from tinsmith.logbook import draft
 from tinsmith.logbook.container import CHUNK_BYTES, Kind, pack_part
-from tinsmith.logbook.file import Cover, End
+from tinsmith.logbook.file import MAX_PARTS, Cover, End
 from tinsmith.logbook.verify import Verification
 from tinsmith.messages.base import encode
 
@@ -34,7 +34,7 @@ async def export(
         LogDamaged: the log does not verify.
         InvalidRequest: ``path`` exists and may not be overwritten, or cannot be written.
         StorageFull: the disk is full.
-        TooLarge: a blob is larger than the format allows.
+        TooLarge: a blob is larger than the format allows, or there are too many parts.
     """
     with draft.create(path, overwrite=overwrite) as file:
 
@@ -45,6 +45,7 @@ async def export(
         await _write(file, Kind.COVER, encode(Cover(model_id=model_id, tinsmith=__version__)))
         async for entry in verification.entries():
             await _write(file, Kind.ENTRY, entry.data)
+            _check_number(verification.rules.number + len(verification.blobs))
             on_entry()
         end = End(
             entries=verification.rules.number,
@@ -53,6 +54,11 @@ async def export(
         )
         await _write(file, Kind.END, encode(end))
     return verification
+
+
+def _check_number(parts: int) -> None:
+    if parts > MAX_PARTS:
+        raise TooLarge(f"the log needs over {MAX_PARTS} parts, more than the file format allows")
 
 
 async def _write(file: draft.Draft, kind: Kind, data: bytes) -> None:

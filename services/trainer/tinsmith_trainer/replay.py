@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import sys
-from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from tinsmith.errors import InvalidRequest
+from tinsmith.logbook.broker import BrokerLogbook
 from tinsmith.logbook.source import open_run
 from tinsmith.logbook.text import plain
 from tinsmith_trainer import replay_report, segments
@@ -18,13 +20,16 @@ from tinsmith_trainer.outline import read_outline
 from tinsmith_trainer.segments import Sample, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncIterator, Coroutine
 
     from tinsmith.cli.replay import Options
     from tinsmith.config import Config
     from tinsmith.logbook import Entry, Logbook
+    from tinsmith_trainer.outline import Outline
     from tinsmith_trainer.replay_report import Summary
+    from tinsmith_trainer.segments import Plan
 
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 EXIT_EQUAL = 0
 EXIT_DIVERGED = 1
 
@@ -49,8 +54,8 @@ async def _replay(options: Options, config: Config) -> Summary:
 async def replay(run: str, logbook: Logbook, options: Options, config: Config) -> Summary:
     """Replay the log of ``run``, which is a whole model id; raises as ``main``."""
     outline = await read_outline(logbook, run)
-    stretch = Stretch(options.first, options.last)
-    plan = segments.plan(outline.states, outline.newest, stretch, _sample(options))
+    plan = _plan(outline, options)
+    entries = _followed(logbook, run) if options.is_following else logbook.entries(run)
     # Here, as they import torch: what is wrong with the request is told before that.
     from tinsmith_trainer.replaying import Replay
     from tinsmith_trainer.workbench import departures, open_workbench
@@ -59,24 +64,44 @@ async def replay(run: str, logbook: Logbook, options: Options, config: Config) -
         doubts = departures(outline.environments, bench.environment)
         for doubt in doubts:
             sys.stderr.write(f"tinsmith replay: warning: {plain(doubt)}\n")
-        with replay_report.progress(sum(map(len, plan.segments))) as on_op:
-            replaying = Replay(
-                run,
-                logbook,
-                bench,
-                plan,
-                saved={state.seq: state.state_blake3 for state in outline.states},
-                tolerance=options.tolerance,
-                on_op=on_op,
+        with replay_report.progress(None if options.is_following else plan.ops) as on_op:
+            doing = Replay(run, logbook, bench, plan, tolerance=options.tolerance, on_op=on_op)
+            if options.is_following:
+                await _until_stopped(doing.run(entries))
+            else:
+                await doing.run(entries)
+    return replay_report.summarise(run, options, plan, doing.findings, doubts)
+
+
+def _plan(outline: Outline, options: Options) -> Plan:
+    stretch, sample = Stretch(options.first, options.last), None
+    if options.is_following:
+        if options.last is not None or options.share is not None:
+            raise InvalidRequest(
+                "--follow: it has no end and leaves nothing out; drop --to and --spot-check"
             )
-            # Closed at once: it may have a reader at the broker.
-            entries = cast("AsyncGenerator[Entry, None]", logbook.entries(run))
-            async with aclosing(entries):
-                findings = await replaying.run(entries)
-    return replay_report.summarise(run, options, plan, findings, doubts)
+        return segments.plan(outline.states, sys.maxsize, stretch)
+    if options.share is not None:
+        seed = secrets.randbits(32) if options.seed is None else options.seed
+        sample = Sample(options.share, seed)
+    return segments.plan(outline.states, outline.newest, stretch, sample)
 
 
-def _sample(options: Options) -> Sample | None:
-    if options.share is None:
-        return None
-    return Sample(options.share, secrets.randbits(32) if options.seed is None else options.seed)
+def _followed(logbook: Logbook, run: str) -> AsyncIterator[Entry]:
+    if not isinstance(logbook, BrokerLogbook):
+        raise InvalidRequest("--follow: a file does not grow; give a run of a running installation")
+    return logbook.follow(run)
+
+
+async def _until_stopped(work: Coroutine[None, None, object]) -> None:
+    """Ends with ``work``, or when SIGINT or SIGTERM asks for what was found until then."""
+    task, loop = asyncio.create_task(work, name="replay"), asyncio.get_running_loop()
+    for number in _STOPS:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        for number in _STOPS:
+            loop.remove_signal_handler(number)
+    if not task.cancelled():
+        task.result()

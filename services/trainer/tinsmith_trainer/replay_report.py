@@ -76,12 +76,13 @@ def summarise(
 ) -> Summary:
     """The outcome of a replay of ``run``."""
     divergence, seconds = findings.divergence, max(findings.seconds, 1e-9)
+    first_op = max(options.first, plan.segments[0].first)
     return Summary(
         run=run,
         verdict="equal" if divergence is None else "diverged",
         divergence=None if divergence is None else _place(divergence),
-        first_op=max(options.first, plan.segments[0].first),
-        last_op=plan.last,
+        first_op=first_op,
+        last_op=max(first_op, findings.last_seq),
         segments=len(plan.segments),
         segments_in_all=plan.in_all,
         seed=None if plan.sample is None else plan.sample.seed,
@@ -173,8 +174,11 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; call what it gives after every op."""
+def progress(total: int | None) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, if that is a terminal; call what it gives after every op.
+
+    ``total`` is the number of ops; None when there is no end to them.
+    """
     columns = (
         TextColumn("Replaying"),
         BarColumn(bar_width=24),

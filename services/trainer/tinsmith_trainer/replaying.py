@@ -16,9 +16,10 @@ from tinsmith.messages.base import Failed
 from tinsmith_trainer import repeating
 from tinsmith_trainer.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith_trainer.executor import tokens_of
+from tinsmith_trainer.repeating import between_states
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
 
     from tinsmith.logbook import Entry, Logbook
     from tinsmith_trainer.segments import Plan, Segment
@@ -50,6 +51,8 @@ class Findings:
     largest: Gap = NO_GAP
     """The largest gap between two numbers that a tolerance allowed."""
     largest_seq: int = 0
+    last_seq: int = -1
+    """The last op that was looked at."""
     seconds: float = 0.0
 
 
@@ -63,24 +66,20 @@ class Replay:
         bench: Workbench,
         plan: Plan,
         *,
-        saved: Mapping[int, str],
         tolerance: float | None = None,
         on_op: Callable[[], None] = lambda: None,
     ) -> None:
-        """With a ``tolerance`` numbers may differ by it, and computed states are not compared.
-
-        ``saved`` has the digests of the saved states by seq.
-        """
+        """With a ``tolerance`` numbers may differ by it, and computed states are not compared."""
         self.findings = Findings()
         self._model_id = model_id
         self._logbook = logbook
         self._bench = bench
         self._plan = plan
-        self._saved = saved
         self._tolerance = tolerance
         self._on_op = on_op
         self._segment: Segment | None = None  # where the model is
         self._next_seq = 0
+        self._states: dict[int, str] = {}  # digests by seq, of those that were found here
 
     async def run(self, entries: AsyncIterator[Entry]) -> Findings:
         """Repeat and compare what the plan says, up to the first divergence.
@@ -90,14 +89,21 @@ class Replay:
             LogDamaged: an op or a result cannot be read.
         """
         began, previous = time.monotonic(), GENESIS
-        async for item in entries:
-            divergence = self._check_link(item, previous) or await self._follow(item.entry)
-            self.findings.divergence = divergence
-            if divergence is not None or self._next_seq > self._plan.last:
-                break
-            previous = item.blake3
-        self.findings.seconds = time.monotonic() - began
+        try:
+            async for item in entries:
+                if self._is_beyond(item.entry):
+                    break
+                divergence = self._check_link(item, previous) or await self._follow(item.entry)
+                if divergence is not None:
+                    self.findings.divergence = divergence
+                    break
+                previous = item.blake3
+        finally:
+            self.findings.seconds = time.monotonic() - began
         return self.findings
+
+    def _is_beyond(self, entry: ops.LogEntry) -> bool:
+        return isinstance(entry, ops.Record) and entry.seq > self._plan.last
 
     def _check_link(self, item: Entry, previous: str) -> Divergence | None:
         entry = item.entry
@@ -112,8 +118,9 @@ class Replay:
             case ops.Owned(environment=environment):
                 await self._bench.set_up(environment)
                 return None
-            case ops.StateSaved():
-                return None
+            case ops.StateSaved(seq=seq, state_blake3=saved):
+                difference = between_states(saved, self._states.get(seq, saved))
+                return _divergence(seq, entry, difference)
             case ops.Record(seq=seq) if seq < self._next_seq:
                 return await self._late(entry)
             case ops.Record(seq=seq):
@@ -132,6 +139,7 @@ class Replay:
         segment = self._plan.segment_of(record.seq)
         if segment is None:
             return None
+        self.findings.last_seq = record.seq
         if segment is not self._segment and (divergence := await self._enter(segment)):
             return divergence
         try:
@@ -153,7 +161,7 @@ class Replay:
             await self._bench.restore(self._model_id, start.parts, with_optimizer=True)
         except UserError as exc:
             return _divergence(start.seq, start, Difference("parts", "a state", str(exc)))
-        difference = await self._compare_state(start.state_blake3)
+        difference = await self._compare_state(start.seq, start.state_blake3)
         return _divergence(start.seq, start, difference)
 
     async def _repeat(
@@ -173,7 +181,7 @@ class Replay:
         difference = self._compare(record.seq, result, found)
         has_new_state = repeating.changes_state(op.body) and not isinstance(found, Failed)
         if difference is None and has_new_state and self._tolerance is None:
-            difference = await self._compare_state(record.state_blake3, self._saved.get(record.seq))
+            difference = await self._compare_state(record.seq, record.state_blake3)
         return difference
 
     def _compare(self, seq: int, expected: ops.OpResult, found: ops.OpResult) -> Difference | None:
@@ -184,13 +192,10 @@ class Replay:
             self.findings.largest, self.findings.largest_seq = comparison.largest, seq
         return difference
 
-    async def _compare_state(self, expected: str, saved: str | None = None) -> Difference | None:
-        found = await self._bench.state_blake3(self._model_id)
+    async def _compare_state(self, seq: int, expected: str) -> Difference | None:
+        found = self._states[seq] = await self._bench.state_blake3(self._model_id)
         self.findings.states += 1
-        difference = repeating.between_states(expected, found)
-        if difference is None and saved not in (None, found):
-            return Difference("saved state", saved, found)
-        return difference
+        return between_states(expected, found)
 
 
 def _divergence(

@@ -30,9 +30,6 @@ class Segment:
     def __contains__(self, seq: int) -> bool:
         return self.first <= seq <= self.last
 
-    def __len__(self) -> int:
-        return self.last + 1 - self.first
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -77,6 +74,11 @@ class Plan:
     def last(self) -> int:
         """Seq of the last op."""
         return self.segments[-1].last
+
+    @property
+    def ops(self) -> int:
+        """How many ops are repeated."""
+        return sum(segment.last + 1 - segment.first for segment in self.segments)
 
     def segment_of(self, seq: int) -> Segment | None:
         """The segment that has op ``seq``, if one has."""

@@ -9,7 +9,7 @@ import stat
 import pytest
 from tests.unit.logbook.made import MODEL, a_run
 
-from tinsmith.errors import InvalidRequest, StorageFull
+from tinsmith.errors import InvalidRequest, StorageFull, TooLarge
 from tinsmith.logbook import LogDamaged, draft, transfer
 
 
@@ -102,3 +102,11 @@ async def test_a_log_that_does_not_verify_is_not_exported(tmp_path):
         )
 
     assert os.listdir(tmp_path) == []
+
+
+async def test_more_parts_than_a_reader_takes_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "MAX_PARTS", 9)
+    with pytest.raises(TooLarge, match="over 9 parts"):
+        await transfer.export(
+            a_run(), MODEL, tmp_path / "run.tslog", overwrite=False, on_entry=lambda: None
+        )

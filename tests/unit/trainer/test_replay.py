@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import struct
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from tinsmith.errors import BlobMissing, ConfigError, InvalidRequest, NotFound, 
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed, Tensor
 from tinsmith.testing import tiny_model
-from tinsmith_trainer.replay import replay
+from tinsmith_trainer.replay import _until_stopped, replay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +82,10 @@ def replayed(tiny_llama: Path):
 def place(summary: Summary) -> tuple[int, str, str] | None:
     at = summary.divergence
     return None if at is None else (at.seq, at.op, at.field)
+
+
+def saved_states(book: ListLogbook | Recorder) -> list[ops.StateSaved]:
+    return [entry for entry in book.list if isinstance(entry, ops.StateSaved)]
 
 
 def flipped(tensor: Tensor, index: int) -> Tensor:
@@ -151,10 +157,10 @@ async def test_a_state_that_was_left_out_is_found(book, replayed):
 
 
 async def test_a_wrong_saved_state_is_found(book, replayed):
-    saved = next(entry for entry in book.list if isinstance(entry, ops.StateSaved))
+    saved = saved_states(book)[0]
     book.replace(saved, state_blake3="0" * 64)
 
-    assert place(await replayed(book)) == (saved.seq, "optim_step", "saved state")
+    assert place(await replayed(book)) == (saved.seq, "state_saved", "state")
 
 
 async def test_a_success_that_should_have_failed_is_found(book, replayed):
@@ -242,6 +248,41 @@ async def test_ops_after_the_last_are_not_repeated(book, replayed):
     assert (await replayed(book, last=6)).verdict == "diverged"
 
 
+async def test_a_saved_state_behind_the_last_op_is_compared(book, replayed):
+    saved = msgspec.structs.replace(saved_states(book)[0], seq=14)
+    book.list.append(saved)
+
+    assert place(await replayed(book)) == (saved.seq, "state_saved", "state")
+
+
+async def test_a_file_cannot_be_followed(book, replayed):
+    with pytest.raises(InvalidRequest, match="--follow: a file does not grow"):
+        await replayed(book, is_following=True)
+
+
+@pytest.mark.parametrize("option", [{"last": 3}, {"share": 0.5}])
+async def test_what_is_followed_has_no_end_and_no_holes(book, replayed, option):
+    with pytest.raises(InvalidRequest, match="drop --to and --spot-check"):
+        await replayed(book, is_following=True, **option)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_what_has_no_end(number):
+    async def work():
+        signal.raise_signal(number)
+        await asyncio.Event().wait()
+
+    await _until_stopped(work())
+
+
+async def test_a_failure_of_what_has_no_end_is_told():
+    async def work():
+        raise BlobMissing("gone")
+
+    with pytest.raises(BlobMissing):
+        await _until_stopped(work())
+
+
 async def test_a_part_that_the_log_does_not_have_is_refused(book, replayed):
     with pytest.raises(InvalidRequest, match=f"--from: op 99 is not in the log.*{LAST}"):
         await replayed(book, first=99)
@@ -272,7 +313,7 @@ async def test_a_spot_check_tells_the_seed_that_repeats_it(book, replayed):
 
 
 async def test_a_saved_state_that_is_another_is_found_by_its_segment(book, replayed):
-    first, second = (entry for entry in book.list if isinstance(entry, ops.StateSaved))
+    first, second = saved_states(book)
     book.replace(first, parts=second.parts)
 
     assert place(await replayed(book, share=1.0)) == (6, "state_saved", "state")
@@ -280,14 +321,14 @@ async def test_a_saved_state_that_is_another_is_found_by_its_segment(book, repla
 
 
 async def test_a_saved_state_that_is_none_is_found_by_its_segment(book, replayed):
-    saved = next(entry for entry in book.list if isinstance(entry, ops.StateSaved))
+    saved = saved_states(book)[0]
     book.replace(saved, parts={})
 
     assert place(await replayed(book, share=1.0)) == (6, "state_saved", "parts")
 
 
 async def test_a_load_of_other_parts_is_found(book, replayed):
-    saved = next(entry for entry in book.list if isinstance(entry, ops.StateSaved))
+    saved = saved_states(book)[0]
     done = book.result(LOADS)
     book.forge_result(LOADS, msgspec.structs.replace(done, parts=saved.parts))
     assert place(await replayed(book)) == (LOADS, "load_weights", "state")
@@ -297,7 +338,7 @@ async def test_a_load_of_other_parts_is_found(book, replayed):
 
 
 async def test_a_model_made_from_a_checkpoint_replays(tiny_llama, recorder, replayed):
-    saved = next(entry for entry in recorder.list if isinstance(entry, ops.StateSaved))
+    saved = saved_states(recorder)[0]
     run = Recorder(tiny_llama)
     run.blobs = recorder.blobs
     run.create_from(saved.parts)

@@ -15,7 +15,7 @@ PARTED = Divergence(4, "optim_step", Difference("state", "aaa", "bbb"))
 
 
 def summary(findings=None, found_plan=WHOLE, **options):
-    findings = findings or Findings(results=10, states=1, seconds=2.0, tokens=600)
+    findings = findings or Findings(results=10, states=1, last_seq=9, seconds=2.0, tokens=600)
     return summarise("m", Options(target="m", **options), found_plan, findings, ["w"])
 
 
