@@ -29,7 +29,7 @@ from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.engine import TrainingEngine
 from tinsmith_trainer.environment import describe
 from tinsmith_trainer.executor import Executor
-from tinsmith_trainer.replay import replay
+from tinsmith_trainer.replay import main, replay
 from tinsmith_trainer.service import Trainer
 
 
@@ -203,21 +203,39 @@ async def test_a_live_run_is_followed_until_a_signal(config, blobs, bus, repeate
     assert (summary.ops_compared, summary.last_op) == (7, 6)
 
 
-async def test_following_ends_at_the_first_difference(config, blobs, bus, repeated):
+async def forge(client, seq, result):
     """Another owner writes what was never computed."""
+    forger = await client.bus.log.take(client.model, "forger")
+    op = Encoded(encode(ops.Op(model_id=client.model, seq=seq, body=STEP)))
+    await forger.commit(seq, op, result, state_blake3="0" * 64)
+
+
+async def test_following_ends_at_the_first_difference(config, blobs, bus, repeated):
     client = Client(bus)
     async with trainer(config, blobs):
         await client.create()
         done = await train(client, 1, 2)
         following = asyncio.create_task(replayed(client, config, is_following=True))
         await until(lambda: len(repeated) == 3)
-        forger = await bus.log.take(client.model, "forger")
-        op = Encoded(encode(ops.Op(model_id=client.model, seq=3, body=STEP)))
-        await forger.commit(3, op, done, state_blake3="0" * 64)
+        await forge(client, 3, done)
         summary = await asyncio.wait_for(following, 60)
 
     assert summary.verdict == "diverged"
     assert (summary.divergence.seq, summary.divergence.op) == (3, "optim_step")
+
+
+async def test_a_difference_is_exit_code_1(config, blobs, bus, capsys):
+    client = Client(bus)
+    async with trainer(config, blobs):
+        await client.create()
+        await forge(client, 1, await client.result(0))
+
+    options = Options(target=client.model[:12], is_json=True)
+    code = await asyncio.to_thread(main, options, config)
+
+    assert code == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["divergence"]["seq"] == 1
 
 
 def tinsmith_replay(server, *arguments):
@@ -228,21 +246,21 @@ def tinsmith_replay(server, *arguments):
 
 
 def test_the_command_replays_a_run_of_the_unmodified_client(server, client):
-    models = [new_model(client, seed) for seed in (1, 2)]
+    model, neighbour = (new_model(client, seed) for seed in (1, 2))
     for data in ([X], [Y], [X, Y]):
-        for model in models:
-            step(model, data)
-    path = models[0].save_state("kept").result().path
+        step(model, data)
+        step(neighbour, data)
+    path = model.save_state("kept").result().path
     loaded = client.create_training_client_from_state_with_optimizer(path)
     step(loaded)
 
-    for model in (*models, loaded):
-        ran = tinsmith_replay(server, model.model_id, "--json")
+    for run, states in ((model, 4), (loaded, 2)):
+        ran = tinsmith_replay(server, run.model_id, "--json")
         assert ran.returncode == 0, ran.stderr
         told = json.loads(ran.stdout)
         assert told["verdict"] == "equal"
-        assert told["run"] == model.model_id
-        assert told["states_compared"] == (2 if model is loaded else 4)
+        assert told["run"] == run.model_id
+        assert told["states_compared"] == states
 
 
 def test_the_command_says_why_it_cannot_replay(server, client):

@@ -40,7 +40,7 @@ class TorchOptions:
     max_rows: int = 32  # rows that decode together
     kv_tokens: int = 32_768  # tokens in the KV cache, of all sequences together
     context_length: int | None = None  # None: that of the model
-    prefill_tokens: int = 128  # prompt tokens between two decoding passes
+    prefill_tokens: int = 256  # prompt tokens between two decoding passes
     max_lora_rank: int = 128
 
 

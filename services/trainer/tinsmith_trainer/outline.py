@@ -20,7 +20,7 @@ class Outline:
     newest: int
     """Seq of the last op."""
     states: tuple[ops.StateSaved, ...]
-    """The saved states, in order of their ops."""
+    """The saved states, in order of their ops; without those that no digest vouches for."""
     environments: tuple[dict[str, str], ...]
     """What each owner that recorded an op computed with, in order; each names its base model."""
 
@@ -40,13 +40,14 @@ async def read_outline(logbook: Logbook, model_id: str) -> Outline:
         match item.entry:
             case ops.Owned():
                 environment = item.entry.environment
-            case ops.StateSaved(seq=seq):
+            case ops.StateSaved(seq=seq, state_blake3=str(digest)) if digest:
                 states[seq] = item.entry
             case ops.Record(seq=seq, epoch=epoch) as record:
                 newest = max(newest, seq)
                 environments.setdefault(epoch, environment)
-                if seq == 0 and "base_model" not in environment:
-                    base_model = await _base_model(logbook, record)
+                if seq == 0:
+                    told = environment.get("base_model")
+                    base_model = told or await _base_model(logbook, record)
     if newest < 0:
         raise NotFound(f"run: the log of {model_id} has no op yet; there is nothing to replay")
     return Outline(

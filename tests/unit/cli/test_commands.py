@@ -11,7 +11,9 @@ from tinsmith.cli import foreground
 from tinsmith.errors import StartupError
 
 HEAVY = ("torch", "nats", "aiohttp", "numpy", "obstore", "transformers", "uvloop", "structlog")
-COMMANDS = ("up", "gateway", "trainer", "sampler", "checkpointer", "demo", "config", "version")
+COMMANDS = (
+    "up", "gateway", "trainer", "sampler", "checkpointer", "demo", "replay", "config", "version",
+)  # fmt: skip
 
 
 def tinsmith(*args, **environ):

@@ -327,6 +327,16 @@ async def test_a_saved_state_that_is_none_is_found_by_its_segment(book, replayed
     assert place(await replayed(book, share=1.0)) == (6, "state_saved", "parts")
 
 
+async def test_a_saved_state_without_a_digest_is_no_start(book, replayed):
+    first, second = saved_states(book)
+    book.replace(first, state_blake3="")
+    book.replace(second, state_blake3="")
+
+    summary = await replayed(book, first=13)
+    assert summary.verdict == "equal"
+    assert summary.ops_led_up == 12
+
+
 async def test_a_load_of_other_parts_is_found(book, replayed):
     saved = saved_states(book)[0]
     done = book.result(LOADS)
@@ -374,7 +384,7 @@ async def test_with_a_tolerance_states_are_not_compared(book, replayed):
 
 
 async def test_every_owner_is_replayed_with_its_own_settings(tiny_llama, replayed):
-    """Threads and the size of passes decide bits; here the passes of op 3 show it."""
+    """Threads and the size of passes decide bits; here the passes of op 2 show it."""
     run = Recorder(tiny_llama)
     run.do(ops.CreateModel(base_model="tiny", lora=ops.LoraShape(rank=4)))
     run.do(cross_entropy(X, Y, Z))
