@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +78,13 @@ async def read_log(server, model_id):
     return [record.seq for record in records], states[-1]
 
 
+def audit(server, *command):
+    """An auditor's command against the running installation."""
+    options = ["--config", server.folder / "tinsmith.toml", "--data-dir", server.folder / "data"]
+    arguments = [sys.executable, "-m", "tinsmith", *command, *map(str, options)]
+    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.timeout(1500)
 def test_killed_at_random_every_run_ends_as_if_it_had_been_alone(tmp_path, model_folder):
     rng = random.Random(20)
@@ -91,9 +100,12 @@ def test_killed_at_random_every_run_ends_as_if_it_had_been_alone(tmp_path, model
     alone = [new_model(client, seed=tenant) for tenant in range(3)]
     undisturbed = [train(model, n) for n, model in enumerate(alone)]
     logs = [asyncio.run(read_log(server, model.model_id)) for model in (*models, *alone)]
+    audits = [audit(server, "log", "verify", "--all")]
+    audits += [audit(server, "replay", model.model_id) for model in models]
     clients.close()
     stop(server)
 
     assert losses == undisturbed, killed
+    assert [done.returncode for done in audits] == [0] * 4, audits
     assert [seqs for seqs, _ in logs] == [list(range(2 * STEPS + 1))] * 6
     assert [state for _, state in logs[:3]] == [state for _, state in logs[3:]]

@@ -65,7 +65,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    r"""Start everything on this machine.
+    """Start everything on this machine.
 
     Broker and services are started, watched, restarted after a crash, and stopped by Ctrl-C.
 
@@ -138,7 +138,7 @@ def demo(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")
     ] = None,
 ) -> None:
-    r"""Start a server, train a small model on it, show the effect.
+    """Start a server, train a small model on it, show the effect.
 
     Exit code 1 also means that the model has not learned what it was taught. With
     TINKER_BASE_URL set, that server is used instead of a new one.
@@ -234,7 +234,7 @@ def config_show(
     config: ConfigFile = None,
     docs: Annotated[bool, typer.Option("--docs", help="Add what each key means.")] = False,  # noqa: FBT002
 ) -> None:
-    r"""Print the resolved configuration as TOML, with the source of every value set.
+    """Print the resolved configuration as TOML, with the source of every value set.
 
     \b
     Examples:

@@ -46,6 +46,11 @@ class Outcome:
         """An outcome that is there already and changed nothing."""
         return cls(_settled(result), _settled(""))
 
+    @property
+    def is_step(self) -> bool:
+        """Whether the optimizer has made a step."""
+        return self.result.done() and isinstance(self.result.result(), ops.OptimStepDone)
+
     def cancel(self) -> None:
         """Nobody will ask for it any more."""
         self.result.cancel()

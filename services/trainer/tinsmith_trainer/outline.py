@@ -40,8 +40,9 @@ async def read_outline(logbook: Logbook, model_id: str) -> Outline:
         match item.entry:
             case ops.Owned():
                 environment = item.entry.environment
-            case ops.StateSaved(seq=seq, state_blake3=str(digest)) if digest:
-                states[seq] = item.entry
+            case ops.StateSaved(seq=seq, state_blake3=digest):
+                if digest:
+                    states[seq] = item.entry
             case ops.Record(seq=seq, epoch=epoch) as record:
                 newest = max(newest, seq)
                 environments.setdefault(epoch, environment)

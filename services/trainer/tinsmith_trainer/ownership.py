@@ -137,7 +137,7 @@ class OwnedModel:
                 continue
             outcome = await self._executor.execute(op, log)
             snapshot = None
-            if isinstance(op.body, ops.OptimStep) and self._snapshots.is_due():
+            if outcome.is_step and self._snapshots.is_due():
                 snapshot = await self._executor.snapshot(self.model_id)
             await self._executed.put(_Executed(delivery, outcome, snapshot))
             if op.seq == 0:
