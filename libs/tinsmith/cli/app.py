@@ -211,7 +211,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
       tinsmith replay 3fk2
       tinsmith replay run.tslog --json
       tinsmith replay 3fk2 --spot-check 0.1
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import replay as command
 
     options = command.Options(

@@ -48,7 +48,7 @@ def ls(
     Examples:
       tinsmith log ls
       tinsmith log ls run.tslog
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
@@ -78,7 +78,7 @@ def show(
       tinsmith log show abcd
       tinsmith log show abcd --from 100 --to 120
       tinsmith log show run.tslog --json | jq .details.metrics
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     span = commands.Span(first, last)
@@ -111,7 +111,7 @@ def verify(
       tinsmith log verify --all
       tinsmith log verify abcd --head 5f1c...
       tinsmith log verify run.tslog
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
@@ -133,7 +133,7 @@ def export(
     \b
     Example:
       tinsmith log export abcd run.tslog
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
@@ -159,7 +159,7 @@ def import_(
     \b
     Example:
       tinsmith log import run.tslog
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
@@ -183,7 +183,7 @@ def diff(
     Examples:
       tinsmith log diff abcd efgh
       tinsmith log diff abcd run.tslog
-    """  # noqa: D301 - click looks for the character itself
+    """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
