@@ -113,18 +113,18 @@ async def serve(context: ServiceContext) -> None:
         await _announce(context, engine, model)
         running = asyncio.create_task(Sampler(context, engine, model).run(), name="sampler")
         stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+        engine_dead = asyncio.create_task(engine.wait_ended(), name="engine")
         await context.ready(base_models=(model.name,))
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        await _end(running)
+        waited_for = {running, stopping, engine_dead}
+        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, engine_dead):
+            if task.done():
+                task.result()  # it failed: let the process say so, and be started anew
+        for waiting in waited_for:
+            waiting.cancel()
+        await asyncio.gather(*waited_for, return_exceptions=True)
     finally:
         await engine.close()
-
-
-async def _end(running: asyncio.Task[None]) -> None:
-    if running.done():
-        running.result()  # it failed: let the process say so
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:
