@@ -63,7 +63,9 @@ class BlobStore:
         try:
             if await self._has(key, ref.size):
                 return ref
-            await obstore.put_async(self._store, key, data)
+            # In parts, a failed write to a folder leaves what it has written for a while.
+            in_parts = False if self._folder is not None else None
+            await obstore.put_async(self._store, key, data, use_multipart=in_parts)
             if self._folder is not None:
                 await asyncio.to_thread(_fsync, self._folder / key)
         except (OSError, obstore.exceptions.BaseError) as exc:
