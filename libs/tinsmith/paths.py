@@ -43,6 +43,11 @@ class DataDir:
         return self.root / "run"
 
     @property
+    def up_file(self) -> Path:
+        """Addresses and process ids of the ``tinsmith up`` that runs here; absent otherwise."""
+        return self.run / "up.json"
+
+    @property
     def lock(self) -> Path:
         """Locked by the ``tinsmith up`` that uses this folder; holds its process id."""
         return self.root / "lock"

@@ -8,6 +8,7 @@ from tinsmith.messages.base import BlobRef
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+    from nats.js.api import RawStreamMsg
 
     from tinsmith.blobs import BlobStore
 
@@ -25,11 +26,11 @@ async def check_in(payload: bytes, blobs: BlobStore) -> tuple[bytes, dict[str, s
     return b"", {HEADER: f"{ref.blake3}:{ref.size}"}
 
 
-async def resolve(msg: Msg, blobs: BlobStore) -> tuple[BlobRef | None, bytes]:
+async def resolve(msg: Msg | RawStreamMsg, blobs: BlobStore) -> tuple[BlobRef | None, bytes]:
     """The payload of ``msg`` and, if it came by reference, where it lies."""
     claim = (msg.headers or {}).get(HEADER)
     if claim is None:
-        return None, msg.data
+        return None, msg.data or b""
     digest, _, size = claim.partition(":")
     ref = BlobRef(digest, int(size))
     return ref, await blobs.get(ref)

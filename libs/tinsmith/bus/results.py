@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
-from tinsmith.bus.claims import HEADER, check_in
+from tinsmith.bus.claims import check_in, resolve
 from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, Rejected, last, publish
-from tinsmith.messages.base import BlobRef, decoder, encode
+from tinsmith.messages.base import decoder, encode
 from tinsmith.messages.sampling import SampleResult
 from tinsmith.messages.table import RESULT_STREAM, RESULT_TEMPLATE
 
@@ -41,11 +41,7 @@ class ResultStore:
         found = await last(self._connection[1], RESULT_STREAM, _subject(sampler_id, seq))
         if found is None:
             return None
-        data = found.data or b""
-        claim = (found.headers or {}).get(HEADER)
-        if claim is not None:
-            digest, _, size = claim.partition(":")
-            data = await self._blobs.get(BlobRef(digest, int(size)))
+        _, data = await resolve(found, self._blobs)
         result: SampleResult = _RESULTS.decode(data)
         return result
 

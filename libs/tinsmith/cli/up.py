@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 RETRY_S = 0.2
 _OWN_KEY = "tml-...  # one of gateway.api_keys"
-UP_FILE = "up.json"
-"""In the run folder: addresses and process ids of the installation that is up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class _Up:
         self._config = loaded
         self._environ = dict(environ)
         self._data = paths.DataDir(loaded.data_dir)
-        self._files = [self._data.run / UP_FILE]
+        self._files = [self._data.up_file]
         if options.ready_file is not None:
             self._files.append(options.ready_file)
         self._key_file = self._chosen_key_file()

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from tinsmith.config import BusConfig, Config
 
-UP_FILE = "up.json"
-"""Written by ``tinsmith up`` into the run folder."""
-
 
 @asynccontextmanager
 async def connect(config: Config, *, name: str) -> AsyncIterator[tuple[Bus, BlobStore]]:
@@ -38,7 +35,7 @@ def bus_config(config: Config) -> BusConfig:
     if "bus.url" in config.origins:
         return config.bus
     try:
-        told = json.loads((DataDir(config.data_dir).run / UP_FILE).read_text())
+        told = json.loads(DataDir(config.data_dir).up_file.read_text())
     except FileNotFoundError:
         return config.bus
     return msgspec.structs.replace(config.bus, url=told["nats_url"])

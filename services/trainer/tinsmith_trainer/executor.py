@@ -140,7 +140,7 @@ class Executor:
 
     async def state_blake3(self, model_id: str) -> str:
         """The digest of the model's present state."""
-        return await self._digest(model_id)
+        return await (self._digests.get(model_id) or self._digest(model_id))
 
     async def _apply(self, op: ops.Op) -> ops.OpResult:
         model_id, body = op.model_id, op.body
