@@ -1,4 +1,9 @@
-"""The blob store: bytes named by their blake3, written once, verified at every read."""
+"""The blob store: bytes named by their blake3, written once, verified at every read.
+
+obstore is called on threads of ours, never through its asyncio functions: those end on threads of
+its own that still want the interpreter after the result is there, and a process that exits in
+that moment is aborted.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +70,7 @@ class BlobStore:
                 return ref
             # In parts, a failed write to a folder leaves what it has written for a while.
             in_parts = False if self._folder is not None else None
-            await obstore.put_async(self._store, key, data, use_multipart=in_parts)
+            await asyncio.to_thread(obstore.put, self._store, key, data, use_multipart=in_parts)
             if self._folder is not None:
                 await asyncio.to_thread(_fsync, self._folder / key)
         except (OSError, obstore.exceptions.BaseError) as exc:
@@ -80,8 +85,7 @@ class BlobStore:
             ServerError: the store cannot be read now; it may come back.
         """
         try:
-            result = await obstore.get_async(self._store, _key(ref))
-            data = bytes(await result.bytes_async())
+            data = await asyncio.to_thread(self._read, _key(ref))
         except FileNotFoundError as exc:
             msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
             raise BlobMissing(msg) from exc
@@ -93,13 +97,16 @@ class BlobStore:
             raise BlobMissing(msg)
         return data
 
+    def _read(self, key: str) -> bytes:
+        return bytes(obstore.get(self._store, key).bytes())
+
     async def has(self, ref: BlobRef) -> bool:
         """Whether the bytes are there, by name and size alone."""
         return await self._has(_key(ref), ref.size)
 
     async def _has(self, key: str, size: int) -> bool:
         try:
-            return (await obstore.head_async(self._store, key))["size"] == size
+            return (await asyncio.to_thread(obstore.head, self._store, key))["size"] == size
         except FileNotFoundError:
             return False
 

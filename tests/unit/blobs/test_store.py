@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from blake3 import blake3
 
@@ -75,3 +78,25 @@ async def test_a_store_can_live_in_memory():
 def test_an_address_nobody_understands_is_a_startup_error(url, tmp_path):
     with pytest.raises(StartupError, match=r"blobs\.url"):
         BlobStore.open(url, default=tmp_path)
+
+
+EXITS = """
+import asyncio, sys
+from pathlib import Path
+from tinsmith.blobs import BlobStore
+
+async def main():
+    store = BlobStore.open("", default=Path(sys.argv[1]))
+    ref = await store.put(b"x" * 181)
+    await asyncio.gather(*(store.get(ref) for _ in range(4)))
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_exits_right_after_a_read_is_not_aborted(tmp_path):
+    command = [sys.executable, "-c", EXITS, str(tmp_path)]
+
+    assert [subprocess.run(command, timeout=60, check=False).returncode for _ in range(8)] == [
+        0
+    ] * 8
