@@ -10,7 +10,7 @@ WIRE   := services/gateway/tinsmith_gateway/proto
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-fault check bench bench-log help clean proto
+.PHONY: demo test test-fault check bench bench-log bench-weights help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -38,6 +38,9 @@ bench: $(STAMP) ## step time through the server against a bare torch+peft loop, 
 
 bench-log: $(STAMP) ## what the log costs per step, and the speed of a replay, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.log
+
+bench-weights: $(STAMP) ## the codec of weight changes against others and the entropy bound, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.weights
 
 proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.md
 	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto

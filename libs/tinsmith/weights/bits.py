@@ -18,6 +18,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = NDArray[np.int64]
 
 
+BLOCK = 1 << 18  # elements: the temporaries of one block stay in a core's cache
+
+
 def ordered(bits: Bits) -> Bits:
     """The rank of each pattern: negative numbers below positive ones, both ascending."""
     sign = _sign(bits)
@@ -49,13 +52,24 @@ def unzigzag(folded: Bits) -> Bits:
 
 def changed(old: Bits, new: Bits) -> Indices:
     """Where two arrays of equal length differ, ascending."""
+    found = [
+        start + _changed_in_block(old[start : start + BLOCK], new[start : start + BLOCK])
+        for start in range(0, old.size, BLOCK)
+    ]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _changed_in_block(old: Bits, new: Bits) -> Indices:
+    """Eight bytes at a time: as a rule few words differ, and only those are looked into."""
     per_word = 8 // old.itemsize
-    whole = old.size - old.size % per_word
-    # Eight bytes at a time: few words differ, and only those are looked into.
-    words = np.flatnonzero(old[:whole].view(np.uint64) != new[:whole].view(np.uint64))
+    if old.size % per_word:
+        return np.flatnonzero(old != new)
+    words = np.flatnonzero(old.view(np.uint64) != new.view(np.uint64))
+    if words.size * per_word > old.size // 4:
+        return np.flatnonzero(old != new)
+    elements = (old.reshape(-1, per_word)[words] != new.reshape(-1, per_word)[words]).reshape(-1)
     candidates = (words[:, None] * per_word + np.arange(per_word)).reshape(-1)
-    candidates = np.concatenate([candidates, np.arange(whole, old.size)])
-    found: Indices = candidates[old[candidates] != new[candidates]]
+    found: Indices = candidates[elements]
     return found
 
 
