@@ -14,13 +14,14 @@ import numpy as np
 from tinsmith.weights.streams import DamagedStream, join_planes, planes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tinsmith.weights.bits import Bits, Bytes, Indices
     from tinsmith.weights.streams import Unpacker
 
 MASK_FROM = 16  # from one changed element in so many, a mask is smaller than gaps
 ESCAPE = 15
-FAR_WIDTH = 8  # bytes of a gap's upper part where it does not fit a nibble
-POSITION_STREAMS = 2 + FAR_WIDTH
+POSITION_STREAMS = 3
 
 
 class Sparse(NamedTuple):
@@ -31,14 +32,15 @@ class Sparse(NamedTuple):
 
 
 def write_positions(indices: Indices, size: int) -> list[Bytes]:
-    """The positions, all below ``size``, in ``POSITION_STREAMS`` streams."""
+    """The positions, all below ``size`` (at most 2**40), in ``POSITION_STREAMS`` streams."""
     if _is_mask(indices.size, size):
         mask = np.zeros(size, np.bool_)
         mask[indices] = True
         empty = np.empty(0, np.uint8)
         return [np.packbits(mask), *[empty] * (POSITION_STREAMS - 1)]
-    gaps = (np.diff(indices, prepend=-1) - 1).astype("<u8")
-    return [gaps.astype(np.uint8), *write_small(gaps >> np.uint64(8))]
+    gaps = (np.diff(indices, prepend=-1) - 1).astype(np.uint64)
+    pages = (gaps >> np.uint64(8)).astype("<u4")
+    return [gaps.astype(np.uint8), _nibbles(pages), pages[pages >= ESCAPE].view(np.uint8)]
 
 
 def read_positions(streams: Unpacker, count: int, size: int) -> Indices:
@@ -50,10 +52,9 @@ def read_positions(streams: Unpacker, count: int, size: int) -> Indices:
     if _is_mask(count, size):
         return _read_mask(streams, count, size)
     low = streams.next(count)
-    upper = read_small(streams, count, np.dtype("<u8"))
-    if count and int(upper.max()) > size >> 8:
-        raise DamagedStream(f"a gap is wider than the tensor's {size} elements")
-    gaps = (upper << np.uint64(8)) | low
+    pages, is_far = _read_nibbles(streams, count, np.dtype("<u8"))
+    pages[is_far] = streams.next(4 * int(is_far.sum())).view("<u4")
+    gaps = (pages << np.uint64(8)) | low
     # In floating point first: the exact sum of hostile gaps could wrap around.
     if float(gaps.sum(dtype=np.float64)) > 2.0 * size:
         raise DamagedStream(f"positions run beyond the tensor's {size} elements")
@@ -65,22 +66,32 @@ def read_positions(streams: Unpacker, count: int, size: int) -> Indices:
 
 def write_small(values: Bits) -> list[Bytes]:
     """Numbers that are mostly below 15: a nibble each, and the others again in full."""
-    small = np.minimum(values, values.dtype.type(ESCAPE)).astype(np.uint8)
-    if small.size % 2:
-        small = np.append(small, np.uint8(0))
-    pairs: Bytes = small[0::2] | (small[1::2] << np.uint8(4))
-    return [pairs, *planes(values[values >= ESCAPE])]
+    return [_nibbles(values), *planes(values[values >= ESCAPE])]
 
 
 def read_small(streams: Unpacker, count: int, dtype: np.dtype[np.unsignedinteger]) -> Bits:
     """The inverse of ``write_small``."""
-    pairs = streams.next((count + 1) // 2)
-    small = np.stack([pairs & 0xF, pairs >> 4], axis=1).reshape(-1)[:count]
-    is_large = small == ESCAPE
+    values, is_large = _read_nibbles(streams, count, dtype)
     large = int(is_large.sum())
-    values = small.astype(dtype)
     values[is_large] = join_planes([streams.next(large) for _ in range(dtype.itemsize)])
     return values
+
+
+def _nibbles(values: Bits) -> Bytes:
+    small = np.minimum(values, values.dtype.type(ESCAPE)).astype(np.uint8)
+    if small.size % 2:
+        small = np.append(small, np.uint8(0))
+    pairs: Bytes = small[0::2] | (small[1::2] << np.uint8(4))
+    return pairs
+
+
+def _read_nibbles(
+    streams: Unpacker, count: int, dtype: np.dtype[np.unsignedinteger]
+) -> tuple[Bits, NDArray[np.bool_]]:
+    """The numbers, and which of them are to be read in full."""
+    pairs = streams.next((count + 1) // 2)
+    small = np.stack([pairs & 0xF, pairs >> 4], axis=1).reshape(-1)[:count]
+    return small.astype(dtype), small == ESCAPE
 
 
 def _is_mask(count: int, size: int) -> bool:

@@ -1,7 +1,7 @@
 """Several byte strings as one, each compressed; lengths are checked before memory is given.
 
-Layout: one little-endian uint64 per stream (its compressed length), then the streams. What a stream
-holds when decoded is known to the reader, never taken from the data.
+Layout: one little-endian uint32 per stream (its compressed length, 0 for an empty one), then the
+streams. What a stream holds when decoded is known to the reader, never taken from the data.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ class DamagedStream(InvalidRequest):
 
 def pack(streams: Sequence[Bytes]) -> bytes:
     """The streams as one byte string."""
-    compressed = [zstd.compress(stream.data, level=LEVEL) for stream in streams]
-    lengths = np.array([len(part) for part in compressed], "<u8")
+    compressed = [
+        zstd.compress(stream.data, level=LEVEL) if stream.size else b"" for stream in streams
+    ]
+    lengths = np.array([len(part) for part in compressed], "<u4")
     return b"".join([lengths.tobytes(), *compressed])
 
 
@@ -43,10 +45,10 @@ class Unpacker:
 
     def __init__(self, data: bytes, count: int) -> None:
         """``count`` is the number of streams."""
-        start = 8 * count
+        start = 4 * count
         if len(data) < start:
             raise DamagedStream(f"{len(data)} bytes cannot hold the lengths of {count} streams")
-        self._lengths = [int(length) for length in np.frombuffer(data, "<u8", count)]
+        self._lengths = [int(length) for length in np.frombuffer(data, "<u4", count)]
         if start + sum(self._lengths) != len(data):
             raise DamagedStream(f"{len(data)} bytes are not the {sum(self._lengths)} announced")
         self._data = memoryview(data)
@@ -56,6 +58,8 @@ class Unpacker:
         """The next stream, decoded; DamagedStream when it does not decode to ``length`` bytes."""
         part = self._data[self._at : self._at + self._lengths.pop(0)]
         self._at += len(part)
+        if not part and not length:
+            return np.empty(0, np.uint8)
         options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
         decoder = zstd.ZstdDecompressor(options=options)
         try:
