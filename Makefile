@@ -10,7 +10,7 @@ WIRE   := services/gateway/tinsmith_gateway/proto
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-fault check bench bench-log bench-weights help clean proto
+.PHONY: demo test test-fault test-parity check bench bench-log bench-trainer bench-tenants bench-weights help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,6 +25,9 @@ test: $(STAMP) ## the tests: unit, contract, integration with a real broker and 
 test-fault: $(STAMP) ## kills of every process at random, and what must survive them
 	@$(ENV) $(BIN)/python -m pytest -q tests/fault
 
+test-parity: $(STAMP) ## whole runs, step by step, against an independent torch+peft script
+	@$(ENV) $(BIN)/python -m pytest -q tests/parity
+
 check: $(STAMP) ## lint, types, import rules, sizes, spelling
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -36,8 +39,14 @@ check: $(STAMP) ## lint, types, import rules, sizes, spelling
 bench: $(STAMP) ## step time through the server against a bare torch+peft loop, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.step
 
-bench-log: $(STAMP) ## what the log costs per step, and the speed of a replay, as JSON
+bench-log: $(STAMP) ## what the log costs per step, replay speed, pause of a save, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.log
+
+bench-trainer: $(STAMP) ## the trainer against a bare loop: tokens/s, memory, FLOP/s, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.trainer
+
+bench-tenants: $(STAMP) ## 1 to 8 clients on one trainer: busy share, waits; JSON, table, plot
+	@$(ENV) $(BIN)/python -m tests.bench.tenants
 
 bench-weights: $(STAMP) ## the codec of weight changes against others and the entropy bound, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.weights

@@ -12,17 +12,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tinsmith.messages.base import BlobRef
+    from tinsmith.messages.checkpoints import Checkpoint
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 
 
-def adapter_ref(parts: Mapping[str, BlobRef]) -> AdapterRef:
-    """What a sampler needs of a checkpoint's ``parts``; the version names exactly these bits.
+def adapter_ref(checkpoint: Checkpoint) -> AdapterRef:
+    """What a sampler needs of a checkpoint; the version names exactly these bits.
 
     The configuration is part of the version: equal weights under another alpha are another
     adapter.
     """
-    files = {name: parts[name] for name in (WEIGHTS_FILE, CONFIG_FILE)}
-    version = blake3("".join(ref.blake3 for ref in files.values()).encode()).hexdigest(16)
-    return AdapterRef(version=version, files=files)
+    files = {name: checkpoint.parts[name] for name in (WEIGHTS_FILE, CONFIG_FILE)}
+    return AdapterRef(
+        version=version_of(files),
+        files=files,
+        model_id=checkpoint.model_id,
+        op_seq=checkpoint.op_seq,
+    )
+
+
+def version_of(files: Mapping[str, BlobRef]) -> str:
+    """The name of an adapter that has these files."""
+    digests = (files[name].blake3 for name in (WEIGHTS_FILE, CONFIG_FILE) if name in files)
+    return blake3("".join(digests).encode()).hexdigest(16)

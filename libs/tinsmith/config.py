@@ -12,14 +12,15 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from tinsmith import paths
+from tinsmith import model_options, paths
 from tinsmith.config_decode import Given, as_table, decode_section, unknown_key
 from tinsmith.errors import ConfigError
+from tinsmith.model_files import Quantization
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,6 +54,10 @@ class BusConfig(Section, frozen=True, kw_only=True):
     """NATS ``.creds`` file (JWT and seed), instead of user and password."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """Copies of every stream: 1 on a single broker, 3 on a cluster."""
+    sample_log_bytes: Annotated[int, Meta(ge=1 << 20)] = 8 << 30
+    """Size of the log of samples; beyond it the oldest are discarded. The same for all services."""
+    sample_log_days: Annotated[float, Meta(ge=0)] = 0.0
+    """Logged samples are discarded after so many days; 0: never. The same for all services."""
 
 
 class BlobsConfig(Section, frozen=True, kw_only=True):
@@ -83,9 +88,16 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Precision of the base weights in memory."""
     context_length: Annotated[int, Meta(ge=1)] | None = None
     """Longest sequence in tokens; unset: what the model's own configuration says."""
+    quantization: Quantization = "none"
+    """``nf4`` or ``int8``: hold the linear layers of the base in 4 or 8 bits; adapters stay
+    float32, and products are computed in ``dtype``. Needs ``tinsmith[quantised]``."""
     tokenizer_id: str | None = None
     """Tokenizer that clients are told to load: a hub id, or a folder on *their* machine. Unset:
     the folder in ``path``, which suits clients on this machine, else ``name``."""
+    trainer: dict[str, Any] = {}
+    """Settings of ``[trainer]`` for this model alone."""
+    sampler: dict[str, Any] = {}
+    """Settings of ``[sampler]`` for this model alone."""
 
     @property
     def source(self) -> str:
@@ -174,6 +186,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         for key, given in raw.items()
     }
     top = decode_section(_Top, tree.pop(""), "")
+    model_options.apply(tree, top.models, found, origins.get("models", "defaults"))
     return Config(
         bus=decode_section(BusConfig, tree.pop("bus", {}), "bus"),
         blobs=decode_section(BlobsConfig, tree.pop("blobs", {}), "blobs"),

@@ -3,10 +3,13 @@
 TinsmithError
 ├── UserError               the caller must change the request
 │   ├── InvalidRequest      a field is wrong (HTTP 400 / failed future)
+│   │   └── UnusableGradient    a step's gradient is not finite; it was dropped
 │   ├── Unauthorized        the key is missing, wrong or expired (401)
 │   ├── NotFound            no such thing, or not yours (404)
 │   ├── Gone                it existed and has ended (410)
+│   │   └── Forgotten       the key of its contents was destroyed
 │   ├── TooLarge            a body or a batch is over a limit (413)
+│   │   └── NoRoom              it takes more memory than this machine has
 │   └── NotSupported        a part of the protocol this server lacks (400)
 ├── Busy                    a queue is full; the same request may be sent again (429)
 ├── ServerError             the operator must act
@@ -14,6 +17,7 @@ TinsmithError
 │   ├── NoResponder         no service of that kind is running
 │   ├── Fenced              another owner has taken the model over
 │   ├── BlobMissing         bytes that a message refers to are not in the store
+│   ├── SealBroken          sealed bytes cannot be opened here
 │   └── StorageFull         the blob store or the broker's disk is full
 └── StartupError            a service cannot start; one line, exit code 2
     └── ConfigError         a configuration key or value is wrong
@@ -44,6 +48,10 @@ class InvalidRequest(UserError):
     """A field of the request is wrong."""
 
 
+class UnusableGradient(InvalidRequest):
+    """The accumulated gradient is not finite: no step was made, and the gradient is dropped."""
+
+
 class Unauthorized(UserError):
     """The API key is missing, wrong or expired."""
 
@@ -56,8 +64,16 @@ class Gone(UserError):
     """The object existed and has ended or expired."""
 
 
+class Forgotten(Gone):
+    """The key of a run's contents was destroyed: nobody can read them any more."""
+
+
 class TooLarge(UserError):
     """A body or batch is over a limit."""
+
+
+class NoRoom(TooLarge):
+    """It takes more memory than this machine has; another may have it."""
 
 
 class NotSupported(UserError):
@@ -90,6 +106,10 @@ class Fenced(ServerError):
 
 class BlobMissing(ServerError):
     """Bytes that a message refers to are not in the blob store."""
+
+
+class SealBroken(ServerError):
+    """Sealed bytes cannot be opened: the key is not here, or they are not what was sealed."""
 
 
 class StorageFull(ServerError):

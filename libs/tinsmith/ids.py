@@ -123,6 +123,11 @@ def token(identifier: str) -> str:
     return identifier.replace(":", "-")
 
 
+def of_token(text: str) -> str:
+    """The model, sampler or session id that ``token`` made ``text`` of."""
+    return text.replace("-", ":")
+
+
 def checkpoint_key(path: CheckpointPath) -> str:
     """The registry key of a checkpoint: one token, unique by hash of the whole path."""
     return f"{token(path.model_id)}-{blake3(str(path).encode()).hexdigest()[:16]}"

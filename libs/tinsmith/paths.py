@@ -62,6 +62,11 @@ class DataDir:
         """The key that ``tinsmith up`` makes when none is configured; mode 0600."""
         return self.root / "api-key"
 
+    @property
+    def master_key(self) -> Path:
+        """The key that wraps the keys of runs, unless a command gives it; mode 0600."""
+        return self.root / "master.key"
+
     def prepare(self) -> None:
         """Creates the folder, or checks that this release can read it (StartupError)."""
         try:

@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
 import structlog
 import uvloop
 
@@ -17,9 +18,10 @@ from tinsmith.blobs import BlobStore
 from tinsmith.bus import Bus
 from tinsmith.errors import BrokerUnavailable, TinsmithError
 from tinsmith.lifeline import EXIT_BROKER_LOST, EXIT_FAILED, EXIT_OK, EXIT_STARTUP
-from tinsmith.messages.services import ServiceAlive, ServiceName
+from tinsmith.messages.services import QueuePlace, ServiceAlive, ServiceName
 from tinsmith.messages.table import SERVICE_ALIVE
 from tinsmith.paths import DataDir
+from tinsmith.sealing import Seals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -38,6 +40,7 @@ class ServiceContext:
     config: Config
     bus: Bus
     blobs: BlobStore
+    seals: Seals
     instance: str
     """Unique to this process; a legal subject token."""
     stopping: asyncio.Event
@@ -45,6 +48,10 @@ class ServiceContext:
     log: structlog.stdlib.BoundLogger
     load: dict[str, float] = field(default_factory=dict)
     """Figures that the next liveness ping carries."""
+    trouble: str = ""
+    """Why it cannot get on for now, in words for its clients; the next ping carries it."""
+    places: dict[str, QueuePlace] = field(default_factory=dict)
+    """Which models wait for a turn; the next ping carries it."""
     alive: ServiceAlive | None = None
     """The last liveness ping; None until the service is ready."""
 
@@ -128,21 +135,23 @@ class _Frame:
         blobs = BlobStore.open(self._config.blobs.url, default=folder.blobs)
         async with Bus.connect(self._config.bus, name=self._instance, blobs=blobs) as bus:
             await bus.ensure()
-            self._context = context = ServiceContext(
-                name=self._name,
-                config=self._config,
-                bus=bus,
-                blobs=blobs,
-                instance=self._instance,
-                stopping=stop.event,
-                log=self._log,
-            )
-            try:
-                await _beside(main(context), ping=_ping(context), watch=_watch(bus))
-            except BaseException:
-                # Asked here because leaving the block below closes the connection anyway.
-                self._is_broker_lost = bus.closed.is_set()
-                raise
+            async with Seals.serving(bus, self._config) as seals:
+                self._context = context = ServiceContext(
+                    name=self._name,
+                    config=self._config,
+                    bus=bus,
+                    blobs=blobs,
+                    seals=seals,
+                    instance=self._instance,
+                    stopping=stop.event,
+                    log=self._log,
+                )
+                try:
+                    await _beside(main(context), ping=_ping(context), watch=_watch(bus))
+                except BaseException:
+                    # Asked here because leaving the blocks closes the connection anyway.
+                    self._is_broker_lost = bus.closed.is_set()
+                    raise
         if not stop.event.is_set():
             msg = f"{self._name} ended although nobody told it to stop"
             raise RuntimeError(msg)
@@ -173,7 +182,10 @@ async def _ping(context: ServiceContext) -> None:
     while True:
         await asyncio.sleep(ALIVE_INTERVAL_S)
         if context.alive is not None:
-            await context.bus.emit(SERVICE_ALIVE, context.alive)
+            alive = msgspec.structs.replace(
+                context.alive, trouble=context.trouble, places=context.places
+            )
+            await context.bus.emit(SERVICE_ALIVE, alive)
 
 
 async def _watch(bus: Bus) -> NoReturn:

@@ -1,4 +1,5 @@
-"""What the log costs: a training step with and without its append, and replay against live speed.
+"""What the log costs: a training step with and without its append, and replay against live speed;
+and for how long a copy of the state for a save stops training.
 
     python -m tests.bench.log [--steps N] [--tiny]
 
@@ -21,15 +22,16 @@ from pathlib import Path
 import numpy as np
 import structlog
 import torch
+from tests.bench import shaped
 
 from tinsmith import ids, paths
 from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus, Encoded, LogWriter
 from tinsmith.config import BusConfig
-from tinsmith.demo import model as demo_model
 from tinsmith.messages import ops
 from tinsmith.messages.base import Tensor, encode
+from tinsmith.sealing.seal import PLAIN
 from tinsmith_trainer import base_model
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.engine import TrainingEngine
@@ -96,7 +98,8 @@ class Run:
 async def measure(args):
     folder = Path(tempfile.mkdtemp())
     torch.set_num_threads(1)
-    base = base_model.load(str(demo_model.fetch(paths.cache_dir())), name="bench")
+    model, _ = shaped.folder()
+    base = base_model.load(str(model), name="bench")
     async with running(folder, base) as (bus, executor):
         with_log, without = Run(executor, None), Run(executor, None)
         with_log._writer = await bus.log.take(with_log.model_id, "bench")
@@ -110,18 +113,44 @@ async def measure(args):
                 for body in step_ops():
                     await run.do(body)
                 seconds[name].append(time.perf_counter() - started)
+        pauses = await pauses_of_copies(executor, without, args.steps)
         await executor.drop(with_log.model_id)
-        recovery = Recovery(with_log.model_id, bus.log, executor, structlog.get_logger())
+        recovery = Recovery(with_log.model_id, bus.log, PLAIN, executor, structlog.get_logger())
         started = time.perf_counter()
         recovered = await recovery.run()
         replay_s = time.perf_counter() - started
-    return report(seconds, sorted(with_log.appends_s), replay_s, recovered)
+    return report(seconds, sorted(with_log.appends_s), replay_s, recovered) | pauses
+
+
+async def pauses_of_copies(executor, run, steps):
+    """Every step is followed by a copy of the state, as for a save, and by its digest.
+
+    A copy stops training only where the next step comes to wait for it.
+    """
+    clock, readings = asyncio.get_running_loop().time, executor._compute.readings
+    forward_backward, step = step_ops()
+    copies, pauses = [], []
+    for _ in range(steps):
+        began = clock()
+        copying = executor.copy(run.model_id)
+        copying.add_done_callback(lambda _, began=began: copies.append(clock() - began))
+        await run.do(forward_backward)
+        readings.longest_wait_s = 0.0
+        await run.do(step)
+        pauses.append(readings.longest_wait_s)
+        await copying
+    return {
+        "copy_ms_p50": round(1e3 * statistics.median(copies), 2),
+        "copy_ms_max": round(1e3 * max(copies), 2),
+        "pause_of_a_copy_ms_p50": round(1e3 * statistics.median(pauses), 2),
+        "pause_of_a_copy_ms_max": round(1e3 * max(pauses), 2),
+    }
 
 
 def report(seconds, appends, replay_s, recovered):
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
-        "model": f"SmolLM2-135M-Instruct float32, LoRA rank {RANK}, 1 thread",
+        "model": f"{shaped.told(shaped.folder()[1])}, LoRA rank {RANK}, 1 thread",
         "step": f"forward_backward of {ROWS} x {LENGTH} tokens, then optim_step",
         "step_with_log_s": round(medians["with"], 4),
         "step_without_log_s": round(medians["without"], 4),

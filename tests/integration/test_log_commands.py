@@ -18,13 +18,16 @@ from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus, Encoded
 from tinsmith.bus.log import GENESIS, subject_of
-from tinsmith.config import BusConfig
+from tinsmith.config import BusConfig, Config
 from tinsmith.errors import InvalidRequest
 from tinsmith.logbook import transfer
+from tinsmith.logbook.broker import BrokerLogbook
 from tinsmith.logbook.file import FileLogbook
+from tinsmith.logbook.overview import overview
 from tinsmith.messages import ops
 from tinsmith.messages.base import BlobRef, encode
 from tinsmith.paths import DataDir
+from tinsmith.sealing import Seals
 
 LORA = ops.LoraShape(rank=4)
 STEPPED = ops.OptimStepDone(metrics={"grad_norm": 1.0})
@@ -62,7 +65,7 @@ async def log(bus, blobs, *args):
 async def write_run(bus, blobs, *, steps=3, rate=0.1):
     """Creation, ``steps`` steps each with a pass before it, one of them large, a load, a state."""
     model = ids.model_id(ids.new_session_id(), 0)
-    writer = await bus.log.take(model, "trainer-a", {"torch": "2.8"})
+    writer = await bus.log.take(model, "trainer-a", {"torch": "2.8", "base_model": "tiny/llama"})
     seq = 0
 
     async def commit(body, result, *, state="", is_large=False):
@@ -141,7 +144,30 @@ async def test_ls_has_a_row_for_every_run(bus, blobs, run):
 
     assert sorted(row.split()[0] for row in rows) == sorted([run, other])
     (row,) = (row for row in rows if row.startswith(run))
-    assert row.split() == [run, "tiny/llama", "8", "3", "1", "l"]
+    assert row.split() == [run, "tiny/llama", "7", "1", (await bus.log.head(run)).blake3[:8]]
+
+
+async def test_ls_reads_three_entries_of_a_run_however_long_it_is(bus, blobs, run, monkeypatch):
+    def none(*_args, **_kwargs):
+        pytest.fail("a log was read through")
+
+    monkeypatch.setattr(bus.log, "stored", none)
+    book = BrokerLogbook(bus, blobs, Seals(bus, Config()))
+
+    assert [type(entry.entry) for entry in await book.newest(run)] == [
+        ops.Owned,
+        ops.StateSaved,
+        ops.Record,
+    ]
+    assert (await overview(book, run)).last_op == 7
+
+
+async def test_ls_has_imported_runs(bus, blobs, run, elsewhere, tmp_path):
+    await log(bus, blobs, "export", run, tmp_path / "run.tslog")
+    await log(*elsewhere, "import", tmp_path / "run.tslog")
+    _, row = (await log(*elsewhere, "ls")).out.splitlines()
+
+    assert row.split()[:4] == [run, "tiny/llama", "7", "1"]
 
 
 async def test_show_tells_what_was_done(bus, blobs, run):
@@ -219,7 +245,8 @@ async def test_a_kept_digest_stays_valid_while_the_run_goes_on(bus, blobs, run):
     kept = (await bus.log.head(run)).blake3
     await forge(bus, run, record(run, 8))
 
-    assert (await log(bus, blobs, "verify", run, "--head", kept)).code == 0
+    for told in (kept, kept[:24]):
+        assert (await log(bus, blobs, "verify", run, "--head", told)).code == 0
     shown = await log(bus, blobs, "verify", run, "--head", "0" * 64)
     assert (shown.code, "its end was cut off" in shown.out) == (1, True)
 
@@ -314,9 +341,9 @@ async def test_an_import_that_broke_off_is_continued(bus, blobs, run, elsewhere,
 async def break_off(path, run, elsewhere, *, after):
     """As a kill would end an import."""
     left = iter(range(after - 1))
-    bus, blobs = elsewhere
+    bus, _ = elsewhere
     with FileLogbook.open(path) as book:
-        importing = transfer.Import(bus.log, blobs, on_entry=lambda: next(left))
+        importing = transfer.Import(*_parts(elsewhere), on_entry=lambda: next(left))
         with pytest.raises(RuntimeError):  # what a StopIteration in a coroutine becomes
             await importing.run(book, run, resume=False)
     assert len(await stored(bus, run)) == after
@@ -332,7 +359,7 @@ async def test_a_log_that_took_another_way_is_not_continued(bus, blobs, run, els
 
 def _parts(elsewhere):
     bus, blobs = elsewhere
-    return bus.log, blobs
+    return bus.log, blobs, Seals(bus, Config())
 
 
 async def test_an_export_of_a_damaged_log_leaves_no_file(bus, blobs, run, tmp_path):

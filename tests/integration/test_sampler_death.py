@@ -10,12 +10,13 @@ from tests.integration.conftest import MODEL
 
 from tinsmith.config import Config, ModelConfig
 from tinsmith.errors import ServerError
+from tinsmith.sealing import Seals
 from tinsmith.service import ServiceContext
 from tinsmith_sampler import service
 from tinsmith_sampler.torch_engine import TorchEngine
 
 
-async def test_the_service_ends_with_its_engine(bus, blobs, model_folder, monkeypatch):
+async def test_the_service_ends_with_its_engine(bus, blobs, model_folder, tmp_path, monkeypatch):
     engines = []
     start = TorchEngine.start
 
@@ -24,9 +25,11 @@ async def test_the_service_ends_with_its_engine(bus, blobs, model_folder, monkey
         await start(self)
 
     monkeypatch.setattr(TorchEngine, "start", remembered)
+    config = Config(models=(ModelConfig(name=MODEL, path=str(model_folder)),))
     context = ServiceContext(
-        name="sampler", config=Config(models=(ModelConfig(name=MODEL, path=str(model_folder)),)),
-        bus=bus, blobs=blobs, instance="sampler-x", stopping=asyncio.Event(),
+        name="sampler", config=config,
+        bus=bus, blobs=blobs, seals=Seals(bus, config), instance="sampler-x",
+        stopping=asyncio.Event(),
         log=structlog.get_logger(),
     )  # fmt: skip
     serving = asyncio.create_task(service.serve(context))

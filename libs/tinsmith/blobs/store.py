@@ -17,12 +17,16 @@ import obstore
 from blake3 import blake3
 from obstore.store import LocalStore, from_url
 
+from tinsmith.blobs import trash
 from tinsmith.errors import BlobMissing, ServerError, StartupError, StorageFull
 from tinsmith.messages.base import BlobRef
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from obstore.store import ObjectStore
 
+READ_BYTES = 1 << 20  # in one piece, when a part is read in pieces
 HASH_IN_THREAD_BYTES = 1 << 20  # below this, hashing is cheaper than a thread hop
 
 
@@ -54,6 +58,7 @@ class BlobStore:
     @classmethod
     def _open_folder(cls, folder: Path) -> BlobStore:
         folder.mkdir(parents=True, exist_ok=True)
+        trash.recover(folder)
         return cls(LocalStore(folder), folder=folder, where=str(folder))
 
     async def put(self, data: bytes) -> BlobRef:
@@ -66,7 +71,7 @@ class BlobStore:
         ref = BlobRef(await _digest(data), len(data))
         key = _key(ref)
         try:
-            if await self._has(key, ref.size):
+            if await self._has(key, ref.size) and await self._touch(key):
                 return ref
             # In parts, a failed write to a folder leaves what it has written for a while.
             in_parts = False if self._folder is not None else None
@@ -97,12 +102,62 @@ class BlobStore:
             raise BlobMissing(msg)
         return data
 
+    async def read(self, ref: BlobRef, start: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes from ``start`` to before ``end`` in pieces, unverified.
+
+        Raises:
+            BlobMissing: they are not there.
+            ServerError: the store cannot be read now.
+        """
+        for first in range(start, end, READ_BYTES):
+            yield await self._part(ref, first, min(first + READ_BYTES, end))
+
+    async def _part(self, ref: BlobRef, start: int, end: int) -> bytes:
+        try:
+            part = await asyncio.to_thread(
+                obstore.get_range, self._store, _key(ref), start=start, end=end
+            )
+        except FileNotFoundError as exc:
+            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
+            raise BlobMissing(msg) from exc
+        except (OSError, obstore.exceptions.BaseError) as exc:
+            msg = f"blob store {self._where} cannot be read: {exc}"
+            raise ServerError(msg) from exc
+        return bytes(part)
+
     def _read(self, key: str) -> bytes:
         return bytes(obstore.get(self._store, key).bytes())
 
     async def has(self, ref: BlobRef) -> bool:
         """Whether the bytes are there, by name and size alone."""
         return await self._has(_key(ref), ref.size)
+
+    @property
+    def can_free(self) -> bool:
+        """Whether ``free`` ever deletes anything."""
+        return self._folder is not None
+
+    async def free(self, ref: BlobRef, *, unused_s: float) -> bool:
+        """Delete bytes that nobody has put for ``unused_s``; whether they are gone.
+
+        The caller knows that nothing refers to them. Only a folder can be freed: an object store
+        has no way to delete on the condition that nobody has put the same bytes meanwhile.
+
+        Raises:
+            ServerError: the folder cannot be written.
+        """
+        if self._folder is None:
+            return False
+        try:
+            return await asyncio.to_thread(trash.free, self._folder, _key(ref), unused_s)
+        except OSError as exc:
+            raise self._write_error(exc) from exc
+
+    async def _touch(self, key: str) -> bool:
+        """Mark bytes as put just now, which keeps ``free`` off; False when they are gone."""
+        if self._folder is None:
+            return True
+        return await asyncio.to_thread(trash.touch, self._folder / key)
 
     async def _has(self, key: str, size: int) -> bool:
         try:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from tinsmith.bus.anchors import Anchors
 from tinsmith.bus.connection import Bus
-from tinsmith.bus.log import CommitLog, Encoded, LogWriter
-from tinsmith.bus.pull import Delivery, Worklist
+from tinsmith.bus.log import CommitLog, Committed, Encoded, LogWriter
+from tinsmith.bus.pull import BLOB_TRIES, Delivery, Taken, Unreadable, Worklist
 from tinsmith.bus.results import ResultStore
+from tinsmith.bus.samples import SampleLog
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.table import Table
 
 __all__ = [
+    "BLOB_TRIES",
+    "Anchors",
     "Bus",
     "CommitLog",
+    "Committed",
     "Delivery",
     "Encoded",
     "LogWriter",
     "ResultStore",
+    "SampleLog",
     "Subscription",
     "Table",
+    "Taken",
+    "Unreadable",
     "Worklist",
 ]

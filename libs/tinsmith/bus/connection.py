@@ -13,14 +13,26 @@ from blake3 import blake3
 
 from tinsmith.bus import rpc as core
 from tinsmith.bus import streams
-from tinsmith.bus.claims import check_in
+from tinsmith.bus.anchors import Anchors
+from tinsmith.bus.audit import AuditTrail
+from tinsmith.bus.claims import check_in, resolve
+from tinsmith.bus.facts import Facts
 from tinsmith.bus.log import CommitLog
 from tinsmith.bus.pull import Worklist, work_consumer
 from tinsmith.bus.results import ResultStore
+from tinsmith.bus.samples import SampleLog
 from tinsmith.bus.table import Table
-from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, TRANSIENT, Rejected, last, publish
+from tinsmith.bus.wire import (
+    ERR_MAX_PER_SUBJECT,
+    TRANSIENT,
+    Rejected,
+    StreamFull,
+    last,
+    publish,
+)
 from tinsmith.errors import BrokerUnavailable, Busy
 from tinsmith.messages.base import Message, encode
+from tinsmith.sealing.seal import PLAIN, aside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from tinsmith.bus.subscription import Subscription
     from tinsmith.config import BusConfig
     from tinsmith.messages.table import Entity, Event, Queue, Rpc
+    from tinsmith.sealing import Seal
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +67,11 @@ class Bus:
         self.closed = asyncio.Event()
         """Set when the connection is closed for good: the process should end, not limp."""
         self.log = CommitLog(self._connection, blobs)
+        self.anchors = Anchors(self._connection)
         self.results = ResultStore(self._connection, blobs)
+        self.audit = AuditTrail(self._connection)
+        self.facts = Facts(self._connection)
+        self.samples = SampleLog(self._connection, blobs)
 
     @classmethod
     @asynccontextmanager
@@ -76,6 +93,11 @@ class Bus:
             await _close(client)
 
     @property
+    def blobs(self) -> BlobStore:
+        """Where what is too large for the broker lies."""
+        return self._blobs
+
+    @property
     def is_connected(self) -> bool:
         """Whether the broker is reachable right now."""
         return self._client.is_connected
@@ -83,7 +105,7 @@ class Bus:
     async def ensure(self) -> None:
         """Create or update all streams. Raises StartupError when they do not fit."""
         try:
-            await streams.ensure(self._connection[1], replicas=self._config.replicas)
+            await streams.ensure(self._connection[1], self._config)
         except TRANSIENT as exc:
             msg = (
                 f"bus.url: {self._config.url} answers, but JetStream on it does not "
@@ -107,17 +129,21 @@ class Bus:
         """See ``tinsmith.bus.rpc.listen``."""
         return await core.listen(self._client, event, handler)
 
-    async def enqueue(self, queue: Queue[M], message: M, **tokens: str) -> None:
+    async def enqueue(
+        self, queue: Queue[M], message: M, seal: Seal = PLAIN, /, **tokens: str
+    ) -> bool:
         """Put work on a queue, once, durably; ``tokens`` fill the holes of its subject.
 
-        A repeat while the first is still queued does nothing, and so does an immediate one.
+        False when work with these tokens is queued already, which stays; ``queued_as`` says what
+        it is. A repeat right after the work was done does nothing either.
 
         Raises:
             Busy: the queue is full.
             BrokerUnavailable: the broker is away.
             StorageFull: the blob store or the broker is full.
+            Forgotten, SealBroken: as ``seal`` does.
         """
-        encoded = encode(message)
+        encoded = await aside(seal.seal, encode(message))
         payload, headers = await check_in(encoded, self._blobs)
         subject = queue.subject(**tokens)
         # The digest keeps a different message under the same name from being taken for a repeat.
@@ -126,17 +152,46 @@ class Bus:
             await publish(self._connection, subject, payload, headers=headers)
         except Rejected as exc:
             if exc.code == ERR_MAX_PER_SUBJECT and await self.is_queued(queue, **tokens):
-                return
-            msg = f"the queue is full ({exc}); send the same request again in a second"
-            raise Busy(msg) from exc
+                return False
+            raise _busy(exc) from exc
+        except StreamFull as exc:  # back-pressure, and no trouble: it empties by itself
+            raise _busy(exc) from exc
+        return True
+
+    async def queued_as(self, queue: Queue[M], seal: Seal = PLAIN, /, **tokens: str) -> M | None:
+        """The work with these tokens that waits or is being worked on."""
+        found = await last(self._connection[1], queue.stream, queue.subject(**tokens))
+        if found is None:
+            return None
+        _, stored = await resolve(found, self._blobs)
+        return queue.messages.decode(await aside(seal.open, stored))
 
     async def is_queued(self, queue: Queue[M], **tokens: str) -> bool:
         """Whether work with these tokens waits or is being worked on."""
         found = await last(self._connection[1], queue.stream, queue.subject(**tokens))
         return found is not None
 
+    async def withdraw(self, queue: Queue[M], **tokens: str) -> None:
+        """Take work off a queue; who has it in hand already may finish it all the same.
+
+        Raises:
+            BrokerUnavailable: the broker is away.
+        """
+        try:
+            await self._connection[1].purge_stream(queue.stream, subject=queue.subject(**tokens))
+        except TRANSIENT as exc:
+            msg = f"the broker did not take a message off {queue.stream} ({type(exc).__name__})"
+            raise BrokerUnavailable(msg) from exc
+
     def work(
-        self, queue: Queue[M], consumer: str, *, window: int, ack_wait_s: float, **tokens: str
+        self,
+        queue: Queue[M],
+        consumer: str,
+        *,
+        window: int,
+        ack_wait_s: float,
+        seal: Seal = PLAIN,
+        **tokens: str,
     ) -> Worklist[M]:
         """The work whose subjects match ``tokens``, shared by all who name ``consumer``.
 
@@ -145,11 +200,15 @@ class Bus:
         exist for the same work: see ``Worklist.supersede``.
         """
         config = work_consumer(queue, consumer, window=window, ack_wait_s=ack_wait_s, **tokens)
-        return Worklist(self._connection, self._blobs, queue, config)
+        return Worklist(self._connection, self._blobs, queue, config, seal)
 
     def table(self, entity: Entity[M]) -> Table[M]:
         """The registry table of ``entity``."""
         return Table(self._connection, entity)
+
+
+def _busy(exc: Exception) -> Busy:
+    return Busy(f"the queue is full ({exc}); send the same request again in a second")
 
 
 class _ConnectionEvents:

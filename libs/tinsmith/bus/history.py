@@ -28,7 +28,13 @@ _ERR_NO_STREAM = 10059
 
 
 async def stretch(
-    connection: tuple[Client, JetStreamContext], stream: str, subject: str, *, first: int, last: int
+    connection: tuple[Client, JetStreamContext],
+    stream: str,
+    subject: str,
+    *,
+    first: int,
+    last: int,
+    headers_only: bool = False,
 ) -> AsyncIterator[Msg]:
     """The messages on ``subject`` from stream sequence ``first`` to ``last``, which is one of them.
 
@@ -40,7 +46,9 @@ async def stretch(
     """
     consumer = ""
     while first <= last:
-        consumer = consumer or (await _consumer(connection[1], stream, subject, first)).name
+        if not consumer:
+            wanted = _config(subject, first, headers_only=headers_only)
+            consumer = (await _consumer(connection[1], stream, wanted)).name
         batch = await _batch(connection[0], stream, consumer, last)
         for msg in batch:
             yield msg
@@ -71,7 +79,7 @@ async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[
 
 async def count(js: JetStreamContext, stream: str, subject: str) -> int:
     """How many messages the stream has on ``subject``. Raises BrokerUnavailable."""
-    return (await _consumer(js, stream, subject, 1)).num_pending or 0
+    return (await _consumer(js, stream, _config(subject, 1))).num_pending or 0
 
 
 async def subjects(client: Client, stream: str, matching: str) -> dict[str, int]:
@@ -125,15 +133,19 @@ async def _page(client: Client, stream: str, request: dict[str, str | int]) -> _
     raise BrokerUnavailable(f"the broker did not list {stream}: {info.error.description}")
 
 
-async def _consumer(js: JetStreamContext, stream: str, subject: str, first: int) -> ConsumerInfo:
-    config = ConsumerConfig(
+def _config(subject: str, first: int, *, headers_only: bool = False) -> ConsumerConfig:
+    return ConsumerConfig(
         filter_subject=subject,
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=first,
         ack_policy=AckPolicy.NONE,
         mem_storage=True,
         inactive_threshold=IDLE_S,
+        headers_only=headers_only or None,
     )
+
+
+async def _consumer(js: JetStreamContext, stream: str, config: ConsumerConfig) -> ConsumerInfo:
     deadline = asyncio.get_running_loop().time() + READ_PATIENCE_S
     while True:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 import structlog
@@ -17,12 +17,14 @@ from blake3 import blake3
 
 from tinsmith import ids
 from tinsmith.bus.claims import INLINE_BYTES
+from tinsmith.bus.facts import headers_of, op_costs
 from tinsmith.bus.history import count, stretch, subjects
 from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
 from tinsmith.errors import Fenced
 from tinsmith.messages.base import BlobRef, decoder, encode
 from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record, StateSaved
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
+from tinsmith.sealing.seal import PLAIN, aside, suited
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
     from tinsmith.blobs import BlobStore
+    from tinsmith.sealing import Seal
 
 log = structlog.get_logger(__name__)
 
@@ -39,16 +42,18 @@ _RESULTS = decoder(OpResult)
 _OPS = decoder(Op)
 
 GENESIS = "0" * 64
+KINDS = ("own", "op", "state")
 FOLLOW_POLL_S = 1.0
 COMMIT_PATIENCE_S = 600.0  # a finished step is worth waiting for the broker
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An op's bytes, and where they lie if they are large."""
+    """An op's bytes, and what is stored of them, so that it is stored once."""
 
     data: bytes
-    ref: BlobRef | None = None
+    ref: BlobRef | None = None  # where they lie sealed, if they are large
+    stored: bytes | None = None  # as they are sealed, if that is known
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,13 @@ class Head:
     stream_seq: int  # 0: no entry yet
     blake3: str  # of the last entry's bytes
     epoch: int
+
+
+class Committed(NamedTuple):
+    """An op that has happened."""
+
+    record: Record
+    blake3: str  # of the record's bytes: the model's head right after the op
 
 
 class CommitLog:
@@ -70,17 +82,32 @@ class CommitLog:
 
     async def get(self, model_id: str, seq: int) -> Record | None:
         """The record of op ``seq``, or None while it has not happened."""
-        found = await last(self._js, LOG_STREAM, _subject(model_id, "op", seq))
-        return None if found is None else _ENTRIES.decode(found.data or b"")
+        found = await self.committed(model_id, seq)
+        return None if found is None else found.record
 
-    async def result(self, record: Record) -> OpResult:
-        """What the op of ``record`` answered."""
-        result: OpResult = _RESULTS.decode(await self._bytes(record.result, record.result_ref))
+    async def committed(self, model_id: str, seq: int) -> Committed | None:
+        """As ``get``, with the digest of the record as it is stored."""
+        found = await last(self._js, LOG_STREAM, _subject(model_id, "op", seq))
+        if found is None:
+            return None
+        data = found.data or b""
+        return Committed(_ENTRIES.decode(data), blake3(data).hexdigest())
+
+    async def result(self, record: Record, seal: Seal = PLAIN) -> OpResult:
+        """What the op of ``record`` answered; ``seal`` is its run's.
+
+        Raises:
+            BlobMissing: it is not in the blob store.
+            Forgotten, SealBroken: as ``seal`` does.
+        """
+        stored = await self._bytes(record.result, record.result_ref)
+        result: OpResult = _RESULTS.decode(await aside(suited(seal, record.sealed).open, stored))
         return result
 
-    async def op(self, record: Record) -> Op:
-        """The op of ``record``."""
-        op: Op = _OPS.decode(await self._bytes(record.op, record.op_ref))
+    async def op(self, record: Record, seal: Seal = PLAIN) -> Op:
+        """The op of ``record``; otherwise as ``result``."""
+        stored = await self._bytes(record.op, record.op_ref)
+        op: Op = _OPS.decode(await aside(suited(seal, record.sealed).open, stored))
         return op
 
     async def head(self, model_id: str) -> Head:
@@ -90,6 +117,11 @@ class CommitLog:
             return Head(0, GENESIS, 0)
         data = found.data or b""
         return Head(found.seq or 0, blake3(data).hexdigest(), _ENTRIES.decode(data).epoch)
+
+    async def owner(self, model_id: str) -> Owned | None:
+        """The model's newest owner, whether it lives or not."""
+        found = await last(self._js, LOG_STREAM, _subject(model_id, "own"))
+        return None if found is None else _ENTRIES.decode(found.data or b"")
 
     async def newest_state(self, model_id: str) -> StateSaved | None:
         """The newest saved state of the model, from which a new owner starts."""
@@ -139,6 +171,12 @@ class CommitLog:
                 yield msg.subject, msg.data
             first = (end.seq or 0) + 1
 
+    async def newest(self, model_id: str) -> list[tuple[str, bytes]]:
+        """Subject and bytes of the newest entry of each kind, oldest first."""
+        found = [await last(self._js, LOG_STREAM, _subject(model_id, kind)) for kind in KINDS]
+        there = sorted((msg for msg in found if msg is not None), key=lambda msg: msg.seq or 0)
+        return [(msg.subject or "", msg.data or b"") for msg in there]
+
     async def models(self) -> list[str]:
         """The ids of all models that have a log, sorted. NotFound when there is no such stream."""
         first = LOG_TEMPLATE.subject(model="*", kind="own", number="1")
@@ -150,22 +188,28 @@ class CommitLog:
         return await count(self._js, LOG_STREAM, _subject(model_id))
 
     async def take(
-        self, model_id: str, trainer_id: str, environment: dict[str, str] | None = None
+        self,
+        model_id: str,
+        trainer_id: str,
+        environment: dict[str, str] | None = None,
+        *,
+        seal: Seal = PLAIN,
     ) -> LogWriter:
         """Become the model's owner: from now on every earlier owner's append fails.
 
-        ``environment`` is what the owner computes with.
+        ``environment`` is what the owner computes with, ``seal`` the model's.
 
         Raises:
             Fenced: another trainer took it in the same moment.
         """
-        writer = await self.writer(model_id)
+        writer = await self.writer(model_id, seal=seal)
         await writer.own(trainer_id, environment or {})
         return writer
 
-    async def writer(self, model_id: str) -> LogWriter:
+    async def writer(self, model_id: str, *, seal: Seal = PLAIN) -> LogWriter:
         """A writer at the log's end that is nobody's owner: only for copies."""
-        return LogWriter(self._connection, self._blobs, model_id, await self.head(model_id))
+        head = await self.head(model_id)
+        return LogWriter(self._connection, self._blobs, model_id, head, seal)
 
     async def _bytes(self, inline: bytes | None, ref: BlobRef | None) -> bytes:
         if inline is not None:
@@ -185,7 +229,10 @@ class LogWriter:
         blobs: BlobStore,
         model_id: str,
         head: Head,
+        seal: Seal = PLAIN,
     ) -> None:
+        self.seal = seal
+        """The model's."""
         self._connection = connection
         self._blobs = blobs
         self._model_id = model_id
@@ -217,23 +264,26 @@ class LogWriter:
         Raises:
             Fenced: another owner has written; the caller's state of the model is void.
             BrokerUnavailable: the broker stayed away; whether it happened is unknown.
+            Forgotten: the run was forgotten; nothing can be added to it any more.
         """
-        encoded = encode(result)
-        large = len(encoded) > INLINE_BYTES
+        seal, encoded = self.seal, encode(result)
+        stored = await aside(seal.seal, encoded)
+        large = len(stored) > INLINE_BYTES
         record = Record(
             model_id=self._model_id,
             seq=seq,
             epoch=self.epoch,
-            op=None if op.ref else op.data,
+            op=None if op.ref else op.stored or await aside(seal.seal, op.data),
             op_ref=op.ref,
-            op_blake3=blake3(op.data).hexdigest(),
-            result=None if large else encoded,
-            result_ref=await self._blobs.put(encoded) if large else None,
-            result_blake3=blake3(encoded).hexdigest(),
+            op_blake3=await aside(seal.digest, op.data),
+            result=None if large else stored,
+            result_ref=await self._blobs.put(stored) if large else None,
+            result_blake3=await aside(seal.digest, encoded),
             state_blake3=state_blake3,
+            sealed=seal.scheme,
             prev_blake3="",
         )
-        await self._append(record)
+        await self._append(record, headers_of(op_costs(result)))
 
     async def save_state(self, seq: int, parts: dict[str, BlobRef], *, state_blake3: str) -> None:
         """Note that the model after op ``seq`` lies in ``parts``; raises as ``commit``."""
@@ -261,15 +311,17 @@ class LogWriter:
                 raise ValueError(msg)
             await self._publish(entry, data)
 
-    async def _append(self, entry: LogEntry) -> None:
-        """Append ``entry``, chained to the one before it."""
+    async def _append(self, entry: LogEntry, told: dict[str, str] | None = None) -> None:
+        """Append ``entry``, chained to the one before it, with ``told`` in its headers."""
         async with self._turn:
             chained = msgspec.structs.replace(entry, prev_blake3=self._head.blake3)
-            await self._publish(chained, encode(chained))
+            await self._publish(chained, encode(chained), told)
 
-    async def _publish(self, entry: LogEntry, data: bytes) -> None:
+    async def _publish(
+        self, entry: LogEntry, data: bytes, told: dict[str, str] | None = None
+    ) -> None:
         digest = blake3(data).hexdigest()
-        headers = {
+        headers = (told or {}) | {
             "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
             "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id),
         }

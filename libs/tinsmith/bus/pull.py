@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,12 +22,13 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
 from tinsmith.bus.claims import resolve
-from tinsmith.bus.wire import RETRY_PAUSE_S, TRANSIENT
-from tinsmith.errors import Fenced, ServerError
-from tinsmith.messages.base import BlobRef, Message
+from tinsmith.bus.wire import RETRY_PAUSE_S, TRANSIENT, at
+from tinsmith.errors import BlobMissing, Fenced, SealBroken, ServerError
+from tinsmith.messages.base import BlobRef, Message, encode
+from tinsmith.sealing.seal import PLAIN, aside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from tinsmith.blobs import BlobStore
     from tinsmith.messages.table import Queue
+    from tinsmith.sealing import Seal
 
 log = structlog.get_logger(__name__)
 
@@ -42,8 +46,14 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 2.5
 POSTPONE_S = 2.0
+BLOB_TRIES = 4  # to read what is not in the blob store
+BEATS = 3  # in the time after which the broker gives a silent taker's message to another
 
 _ERR_SUPERSEDED = {10099, 10100}  # a work queue has one consumer per subject
+
+
+class Unreadable(ServerError):
+    """A message that nobody can make anything of."""
 
 
 class ConsumerGone(Exception):
@@ -119,8 +129,18 @@ class Pull:
 class Heart:
     """Keeps taken messages in progress until they are finished."""
 
-    def __init__(self) -> None:
+    def __init__(self, ack_wait_s: float) -> None:
         self._taken: dict[str, Msg] = {}  # by reply subject: unique to one delivery
+        self._interval_s = ack_wait_s / BEATS
+        self._beaten = math.inf  # no beat is due yet
+        self._woken = -math.inf
+
+    def has_just_woken(self) -> bool:
+        """Whether messages that arrive now may be others' by now: this process was suspended."""
+        now = asyncio.get_running_loop().time()
+        if now - self._beaten > self._interval_s * BEATS:
+            self._woken = now
+        return now - self._woken < self._interval_s
 
     def add(self, msg: Msg) -> None:
         """Start to keep ``msg`` alive."""
@@ -130,25 +150,46 @@ class Heart:
         """Stop; it was acknowledged, given back, or its pull has ended."""
         self._taken.pop(msg.reply, None)
 
-    async def beat(self, interval_s: float) -> None:
+    async def beat(self) -> None:
         """Runs until cancelled."""
         while True:
-            await asyncio.sleep(interval_s)
+            self._beaten = asyncio.get_running_loop().time()
+            await asyncio.sleep(self._interval_s)
+            self.has_just_woken()
             for msg in list(self._taken.values()):
                 with contextlib.suppress(*TRANSIENT):  # late is harmless: work is idempotent
                     await msg.in_progress()
 
 
 @dataclass(frozen=True, eq=False)
-class Delivery(Generic[M]):
+class Taken(Generic[M]):
     """One message taken from a queue; finish it by exactly one of ack, give_back, drop."""
 
-    message: M
-    payload: bytes  # the encoded message
-    ref: BlobRef | None  # where ``payload`` lies, when it came by reference
-    attempts: int
     _msg: Msg
     _heart: Heart
+
+    @property
+    def subject(self) -> str:
+        """Where it lay."""
+        return self._msg.subject
+
+    @property
+    def attempts(self) -> int:
+        """How often it was delivered."""
+        return self._msg.metadata.num_delivered or 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of it in memory; what came by reference is not there yet."""
+        return len(self._msg.data)
+
+    def shed(self) -> None:
+        """Keep no bytes of it: it is read from the queue again when it is needed."""
+        self._msg.data = b""
+
+    def replaced_by(self, message: M) -> Delivery[M]:
+        """It, with ``message`` in the place of what cannot be read."""
+        return Delivery(self._msg, self._heart, message, encode(message), b"", None)
 
     async def ack(self) -> None:
         """Done: the broker forgets it. A lost ack only means that it comes again."""
@@ -172,6 +213,19 @@ class Delivery(Generic[M]):
             await answer  # type: ignore[misc]  # one of three coroutines of nats-py
 
 
+@dataclass(frozen=True, eq=False)
+class Delivery(Taken[M]):
+    """A message that was read."""
+
+    message: M
+    payload: bytes  # the encoded message, opened
+    stored: bytes  # the same as it lies in the queue; empty when it came by reference
+    ref: BlobRef | None  # where it lies then
+
+
+OnLost = Callable[[Taken[M], ServerError], Awaitable[None]]
+
+
 class Worklist(Generic[M]):
     """The work of one durable consumer of a queue, decoded, kept alive while in hand."""
 
@@ -181,14 +235,28 @@ class Worklist(Generic[M]):
         blobs: BlobStore,
         queue: Queue[M],
         config: ConsumerConfig,
+        seal: Seal = PLAIN,
     ) -> None:
+        self._seal = seal
         self._client, self._js = connection
         self._blobs = blobs
         self._queue = queue
         self._config = config
-        self._heart = Heart()
+        self._heart = Heart(config.ack_wait or 30.0)
 
-    async def deliveries(self) -> AsyncIterator[Delivery[M]]:
+    async def deliveries(self, on_lost: OnLost[M] | None = None) -> AsyncGenerator[Delivery[M]]:
+        """As ``taken``, but read. What cannot be read now comes again later.
+
+        What cannot be read at all is dropped, after ``on_lost(it, why)`` has answered it.
+        """
+        async with contextlib.aclosing(self.taken()) as taken:
+            async for one in taken:
+                try:
+                    yield await self.read(one)
+                except ServerError as exc:
+                    await self._without(one, exc, on_lost)
+
+    async def taken(self) -> AsyncGenerator[Taken[M]]:
         """Yields work until cancelled; survives restarts of the broker.
 
         At most the consumer's window of deliveries is out at a time: finish some to get more.
@@ -196,17 +264,17 @@ class Worklist(Generic[M]):
         Raises:
             Fenced: another consumer has superseded this one.
         """
-        beat_s = (self._config.ack_wait or 30.0) / 3
-        beating = asyncio.create_task(self._heart.beat(beat_s), name=f"heart {self._name}")
+        beating = asyncio.create_task(self._heart.beat(), name=f"heart {self._name}")
         try:
             while True:
                 await self._ensure()
                 with contextlib.suppress(ConsumerGone):
                     pull = Pull(self._client, self._queue.stream, self._name, batch=1)
                     async for msg in pull.messages():
+                        if self._heart.has_just_woken():
+                            continue  # if it is not another's by now, it comes again
                         self._heart.add(msg)
-                        if (delivery := await self._decode(msg)) is not None:
-                            yield delivery
+                        yield Taken(msg, self._heart)
         finally:
             beating.cancel()
 
@@ -234,27 +302,47 @@ class Worklist(Generic[M]):
             else:
                 return
 
-    async def _decode(self, msg: Msg) -> Delivery[M] | None:
+    async def read(self, taken: Taken[M]) -> Delivery[M]:
+        """Fetch and decode what was taken.
+
+        Raises:
+            BlobMissing: its bytes are not where they should be.
+            ServerError: they cannot be read now; that may change.
+            Unreadable: nobody can make anything of them.
+            Forgotten: the run, whose work it is, was forgotten.
+        """
+        msg = taken._msg  # noqa: SLF001 - a part of this module
+        ref, stored = await resolve(msg, self._blobs)
+        if ref is None and not stored:  # shed
+            seq = msg.metadata.sequence.stream
+            stored = await at(self._js, self._queue.stream, seq) or b""
         try:
-            ref, payload = await resolve(msg, self._blobs)
-        except ServerError as exc:  # the blob store is away or damaged: it may come back
-            log.error("message postponed", subject=msg.subject, error=str(exc))  # noqa: TRY400
-            self._heart.remove(msg)
-            with contextlib.suppress(*TRANSIENT):
-                await msg.nak(delay=POSTPONE_S)
-            return None
-        try:
+            payload = await aside(self._seal.open, stored)
             message = self._queue.messages.decode(payload)
-        except msgspec.ValidationError as exc:
-            # From a newer service, or damaged: no redelivery can help, so it must not block
-            # the queue; the sender's future ends when its session does.
-            log.error("message dropped", subject=msg.subject, error=str(exc))  # noqa: TRY400
-            self._heart.remove(msg)
-            with contextlib.suppress(*TRANSIENT):
-                await msg.term()
-            return None
-        attempts = msg.metadata.num_delivered or 1
-        return Delivery(message, payload, ref, attempts, msg, self._heart)
+        except (msgspec.ValidationError, SealBroken) as exc:
+            # From a newer service, or damaged.
+            raise Unreadable(f"a message on {msg.subject} cannot be read: {exc}") from exc
+        inline = stored if ref is None else b""
+        return Delivery(msg, self._heart, message, payload, inline, ref)
+
+    async def _without(
+        self, taken: Taken[M], error: ServerError, on_lost: OnLost[M] | None
+    ) -> None:
+        said = log.bind(subject=taken.subject, error=str(error))
+        is_lost = isinstance(error, BlobMissing) and taken.attempts >= BLOB_TRIES
+        if not is_lost and not isinstance(error, Unreadable):  # the blob store may be away
+            said.warning("message postponed")
+            await taken.give_back(delay_s=POSTPONE_S)
+            return
+        said.error("message dropped")  # no redelivery can help, and it must not block the queue
+        try:
+            if on_lost is not None:
+                await on_lost(taken, error)
+        except ServerError as exc:
+            log.warning("message not answered yet", subject=taken.subject, error=str(exc))
+            await taken.give_back(delay_s=POSTPONE_S)
+        else:
+            await taken.drop()
 
     async def remove(self) -> None:
         """Delete the consumer; its unfinished messages stay in the queue."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tinsmith import ids
 from tinsmith.bus.claims import check_in, resolve
+from tinsmith.bus.facts import headers_of, sample_costs
 from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, Rejected, last, publish
 from tinsmith.messages.base import decoder, encode
 from tinsmith.messages.sampling import SampleResult
@@ -27,14 +28,17 @@ class ResultStore:
         self._connection = connection
         self._blobs = blobs
 
-    async def put_first(self, sampler_id: str, seq: int, result: SampleResult) -> None:
-        """Store ``result`` unless there is one already (a redelivered request ran twice)."""
+    async def put_first(self, sampler_id: str, seq: int, result: SampleResult) -> SampleResult:
+        """Store ``result`` unless there is one already; gives the one that is stored then."""
         payload, headers = await check_in(encode(result), self._blobs)
+        headers |= headers_of(sample_costs(result))
         try:
             await publish(self._connection, _subject(sampler_id, seq), payload, headers=headers)
         except Rejected as exc:
             if exc.code != ERR_MAX_PER_SUBJECT:
                 raise
+            return await self.get(sampler_id, seq) or result
+        return result
 
     async def get(self, sampler_id: str, seq: int) -> SampleResult | None:
         """The stored result, or None while there is none."""

@@ -20,12 +20,16 @@ from tinsmith.messages import table
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
 
+    from tinsmith.config import BusConfig
+
 log = structlog.get_logger(__name__)
 
 GIB = 1 << 30
+DAY_S = 86400.0
 DEDUP_WINDOW_S = 120.0
 RESULT_AGE_S = 6 * 3600.0
 SAMPLE_AGE_S = 3600.0
+AUDIT_AGE_S = 400 * DAY_S
 
 
 def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamConfig:
@@ -45,8 +49,8 @@ def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamCon
     )
 
 
-def configs(replicas: int) -> list[StreamConfig]:
-    """All streams; ``replicas`` is 1 on one broker, 3 on a cluster."""
+def configs(settings: BusConfig) -> list[StreamConfig]:
+    """All streams, with the copies and limits in ``settings``."""
     wanted = [
         _work_queue(table.OPS.stream, table.OPS),
         _work_queue(table.PLACEMENTS.stream, table.PLACEMENTS),
@@ -56,6 +60,16 @@ def configs(replicas: int) -> list[StreamConfig]:
             subjects=[table.LOG_TEMPLATE.wildcard],
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,  # a full log stops training rather than forget
+            deny_delete=True,
+            deny_purge=True,
+            compression=StoreCompression.S2,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=table.ANCHOR_STREAM,
+            subjects=[table.ANCHOR_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
             deny_delete=True,
             deny_purge=True,
             compression=StoreCompression.S2,
@@ -73,6 +87,27 @@ def configs(replicas: int) -> list[StreamConfig]:
             allow_direct=True,
         ),
         StreamConfig(
+            name=table.SAMPLE_LOG_STREAM,
+            subjects=[table.SAMPLE_LOG_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,  # sampling goes on, whatever was sampled long ago
+            max_bytes=settings.sample_log_bytes,
+            max_age=settings.sample_log_days * DAY_S,
+            deny_delete=True,
+            deny_purge=True,
+            compression=StoreCompression.S2,
+            allow_direct=True,
+        ),
+        StreamConfig(
+            name=table.AUDIT_STREAM,
+            subjects=[table.AUDIT_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,  # what owners do must not fail because they did much
+            max_age=AUDIT_AGE_S,
+            max_bytes=GIB,
+            allow_direct=True,
+        ),
+        StreamConfig(
             name=table.REGISTRY_STREAM,
             subjects=[f"{table.PREFIX}.reg.>"],
             storage=StorageType.FILE,
@@ -81,16 +116,16 @@ def configs(replicas: int) -> list[StreamConfig]:
             allow_direct=True,
         ),
     ]
-    return [config.evolve(num_replicas=replicas) for config in wanted]
+    return [config.evolve(num_replicas=settings.replicas) for config in wanted]
 
 
-async def ensure(js: JetStreamContext, *, replicas: int) -> None:
+async def ensure(js: JetStreamContext, settings: BusConfig) -> None:
     """Create what is missing and update what differs; several services may do so at once.
 
     Raises:
         StartupError: a stream exists with settings that cannot be changed in place.
     """
-    for config in configs(replicas):
+    for config in configs(settings):
         try:
             await js.add_stream(config)
         except BadRequestError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError
 
 from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.subscription import Subscription
@@ -23,6 +24,7 @@ from tinsmith.bus.wire import (
     last,
     publish,
 )
+from tinsmith.errors import BrokerUnavailable
 from tinsmith.messages.base import Message, encode
 from tinsmith.messages.table import REGISTRY_STREAM
 
@@ -41,6 +43,7 @@ M = TypeVar("M", bound=Message)
 
 SNAPSHOT_BATCH = 500
 IDLE_CONSUMER_S = 30.0  # the broker forgets a watcher that has died
+_ERR_NO_MESSAGE = 10043  # erased by someone else meanwhile
 DELETED = b""  # the value that stands for "no entry"
 
 
@@ -72,6 +75,29 @@ class Table(Generic[M]):
             return existing
         return value
 
+    async def update(self, key: str, change: Callable[[M | None], M | None]) -> M | None:
+        """Set ``key`` to what ``change`` makes of the entry; the entry that holds now.
+
+        ``change`` gets None when there is no entry, is called again when another writer came in
+        between, and answers None to leave everything as it is.
+        """
+        subject = self._entity.subject(id=key)
+        while True:
+            found = await last(self._js, REGISTRY_STREAM, subject)
+            data = b"" if found is None else found.data
+            present = self._entity.messages.decode(data) if data else None
+            if (wanted := change(present)) is None or wanted == present:
+                return present
+            follows = 0 if found is None else found.seq or 0
+            headers = {"Nats-Expected-Last-Subject-Sequence": str(follows)}
+            try:
+                await publish(self._connection, subject, encode(wanted), headers=headers)
+            except Rejected as exc:
+                if exc.code != ERR_WRONG_LAST_SEQUENCE:
+                    raise
+                continue
+            return wanted
+
     async def get(self, key: str) -> M | None:
         """The entry, read from the broker."""
         found = await last(self._js, REGISTRY_STREAM, self._entity.subject(id=key))
@@ -82,6 +108,26 @@ class Table(Generic[M]):
     async def delete(self, key: str) -> None:
         """Remove ``key``; watchers see None."""
         await publish(self._connection, self._entity.subject(id=key), DELETED)
+
+    async def erase(self, key: str) -> None:
+        """As ``delete``, and overwrite what the broker's disk has of it.
+
+        Raises:
+            BrokerUnavailable: the broker is away.
+        """
+        while (
+            found := await last(self._js, REGISTRY_STREAM, self._entity.subject(id=key))
+        ) is not None and found.data:
+            try:
+                # Without NoErase the broker writes random bytes over the message.
+                await self._js.delete_msg(REGISTRY_STREAM, found.seq or 0)
+            except APIError as exc:
+                if exc.err_code != _ERR_NO_MESSAGE:
+                    raise
+            except TRANSIENT as exc:
+                msg = f"the broker did not confirm that {key} was erased; try again"
+                raise BrokerUnavailable(msg) from exc
+        await self.delete(key)
 
     async def watch(self, on_change: Callable[[str, M | None], None]) -> Subscription:
         """Call ``on_change(key, value)`` for every entry, then for every change.

@@ -17,6 +17,8 @@ from nats.js.errors import APIError, NotFoundError
 from tinsmith.errors import BrokerUnavailable, ServerError, StorageFull
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from nats.aio.client import Client
     from nats.js import JetStreamContext
     from nats.js.api import RawStreamMsg
@@ -32,6 +34,10 @@ ERR_MAX_PER_SUBJECT = 10077
 _ERR_FULL = {10023, 10047, 10122}  # insufficient resources, storage exceeded, store failed
 
 TRANSIENT = (nats.errors.Error, asyncio.TimeoutError, OSError)
+
+
+class StreamFull(StorageFull):
+    """A stream has reached its own limit; other streams may have room."""
 
 
 class Rejected(Exception):
@@ -57,7 +63,7 @@ async def publish(
 
     Raises:
         Rejected: a limit or an expectation of the stream is not met.
-        StorageFull: the broker has no room.
+        StorageFull: the broker has no room, or the stream has not (StreamFull).
         BrokerUnavailable: no acknowledgement within ``patience_s``.
     """
     client, js = connection
@@ -69,7 +75,10 @@ async def publish(
             fresh = dict(headers) if headers else None
             return (await js.publish(subject, payload, timeout=PUBLISH_TRY_S, headers=fresh)).seq
         except APIError as exc:
-            if exc.err_code in _ERR_FULL or "maximum bytes" in (exc.description or ""):
+            if "maximum bytes" in (exc.description or ""):
+                msg = f"{subject}: its stream on the broker is full ({exc.description})"
+                raise StreamFull(msg) from exc
+            if exc.err_code in _ERR_FULL:
                 msg = f"the broker's storage is full ({exc.description}); free or raise it"
                 raise StorageFull(msg) from exc
             if exc.code != 503 or exc.err_code == ERR_MAX_PER_SUBJECT:
@@ -104,11 +113,32 @@ async def last(
     Raises:
         BrokerUnavailable: no answer within ``patience_s``.
     """
+    return await _read(stream, lambda: js.get_last_msg(stream, subject, direct=True), patience_s)
+
+
+async def at(js: JetStreamContext, stream: str, seq: int) -> bytes | None:
+    """The message with the stream sequence ``seq``, or None; raises as ``last``."""
+    found = await _read(stream, lambda: js.get_msg(stream, seq, direct=True))
+    return None if found is None else found.data or b""
+
+
+async def following(
+    js: JetStreamContext, stream: str, subject: str, after: int
+) -> RawStreamMsg | None:
+    """The first message on ``subject`` behind the sequence ``after``; else as ``last``."""
+    return await _read(
+        stream, lambda: js.get_msg(stream, after + 1, subject, direct=True, next=True)
+    )
+
+
+async def _read(
+    stream: str, read: Callable[[], Awaitable[RawStreamMsg]], patience_s: float | None = None
+) -> RawStreamMsg | None:
     patience_s = READ_PATIENCE_S if patience_s is None else patience_s
     deadline = asyncio.get_running_loop().time() + patience_s
     while True:
         try:
-            return await js.get_last_msg(stream, subject, direct=True)
+            return await read()
         except NotFoundError:
             return None
         except TRANSIENT as exc:

@@ -192,6 +192,13 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
             "--follow", help="Go on with what a live run does, until it differs or Ctrl-C."
         ),
     ] = False,
+    is_sampling: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--sampling", help="Also draw again what was sampled from the run's weights."),
+    ] = False,
+    is_sampling_only: Annotated[  # noqa: FBT002
+        bool, typer.Option("--sampling-only", help="Only draw samples again.")
+    ] = False,
     is_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,  # noqa: FBT002
     config: ConfigFile = None,
     data_dir: DataDir = None,
@@ -210,7 +217,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
     Examples:
       tinsmith replay 3fk2
       tinsmith replay run.tslog --json
-      tinsmith replay 3fk2 --spot-check 0.1
+      tinsmith replay 3fk2 --sampling --spot-check 0.1
     """
     from tinsmith.cli import replay as command
 
@@ -222,6 +229,8 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
         seed=seed,
         tolerance=tolerance,
         is_following=is_following,
+        is_sampling=is_sampling,
+        is_sampling_only=is_sampling_only,
         is_json=is_json,
         config=config,
         data_dir=data_dir,

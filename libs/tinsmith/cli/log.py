@@ -42,7 +42,7 @@ def ls(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List runs: base model, ops, optimizer steps, owners, digest of the last state.
+    """List runs, imported ones too: base model, last op, owners, digest of the last entry.
 
     \b
     Examples:
@@ -68,6 +68,14 @@ def show(
     is_json: Annotated[  # noqa: FBT002
         bool, typer.Option("--json", help="One JSON object per line, digests in full.")
     ] = False,
+    is_of_samples: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--samples",
+            help="What was sampled from the run's weights; or, given the whole id of a session, "
+            "from the base model in it.",
+        ),
+    ] = False,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -78,15 +86,18 @@ def show(
       tinsmith log show abcd
       tinsmith log show abcd --from 100 --to 120
       tinsmith log show run.tslog --json | jq .details.metrics
+      tinsmith log show abcd --samples
     """
     from tinsmith.cli import log_commands as commands
 
     span = commands.Span(first, last)
-    sys.exit(
-        commands.run(
-            "show", config, data_dir, lambda c: commands.show(c, run, span, is_json=is_json)
-        )
-    )
+
+    def main(loaded: Config) -> Coroutine[Any, Any, int]:
+        if is_of_samples:
+            return commands.show_samples(loaded, run, span, is_json=is_json)
+        return commands.show(loaded, run, span, is_json=is_json)
+
+    sys.exit(commands.run("show", config, data_dir, main))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -97,14 +108,15 @@ def verify(
         str,
         typer.Option(
             metavar="DIGEST",
-            help="A digest that was kept: the log must have that entry, or its end was cut off.",
+            help="A digest that was kept, or its first 16 digits or more: the log must have that "
+            "entry, or its end was cut off.",
             show_default=False,
         ),
     ] = "",
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Verify chain, order, digests and blobs of logs; name the first bad entry.
+    """Verify chain, order, digests, blobs and anchors of logs; name the first bad entry.
 
     \b
     Examples:
@@ -125,19 +137,38 @@ def export(
     run: RunOrFile,
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,  # noqa: FBT002
+    samples: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--samples", help="With what was sampled from the run's weights, and these."),
+    ] = False,
+    is_sealed: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option(
+            "--sealed",
+            help="Leave out the key of sealed contents: the file can be verified, and read only "
+            "where the key is.",
+        ),
+    ] = False,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write a run's log and every blob behind it to one file. Verifies them.
 
+    The file holds the key of what is sealed, so that it can be read, verified and replayed by
+    itself, also after 'tinsmith log forget': who has it has the run's data. With --sealed it does
+    not.
+
     \b
-    Example:
+    Examples:
       tinsmith log export abcd run.tslog
+      tinsmith log export abcd run.tslog --sealed
     """
     from tinsmith.cli import log_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, int]:
-        return commands.export(loaded, run, file, overwrite=force)
+        return commands.export(
+            loaded, run, file, overwrite=force, has_samples=samples, has_key=not is_sealed
+        )
 
     sys.exit(commands.run("export", config, data_dir, main))
 
@@ -166,6 +197,34 @@ def import_(
         return commands.import_(loaded, file, resume=resume)
 
     sys.exit(commands.run("import", config, data_dir, main))
+
+
+@app.command(epilog=EXIT_CODES)
+def forget(
+    run: Annotated[str, typer.Argument(metavar="RUN", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,  # noqa: FBT002
+    force: Annotated[  # noqa: FBT002
+        bool, typer.Option("--force", help="Also when its session has not ended: it breaks off.")
+    ] = False,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Destroy the key of a run's contents: nobody can read its data any more. For good.
+
+    What it was trained on and what came out are lost; the log still verifies, but is not replayed.
+    Checkpoints, exported files and what was not sealed stay.
+
+    \b
+    Example:
+      tinsmith log forget abcd
+    """
+    from tinsmith.cli import log_commands as commands
+    from tinsmith.cli import log_forget
+
+    def main(loaded: Config) -> Coroutine[Any, Any, int]:
+        return log_forget.forget(loaded, run, is_sure=yes, is_forced=force)
+
+    sys.exit(commands.run("forget", config, data_dir, main))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -16,11 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tinsmith import config, logs
 from tinsmith.errors import InvalidRequest, TinsmithError
-from tinsmith.logbook import LogDamaged, lines, open_logbook, transfer
+from tinsmith.logbook import LogDamaged, lines, open_logbook, sample_lines, transfer
+from tinsmith.logbook.anchors import place_in_words, told
+from tinsmith.logbook.file import FileLogbook
 from tinsmith.logbook.overview import Overview, overview
-from tinsmith.logbook.source import open_run
+from tinsmith.logbook.samples import FileSamples, open_samples
+from tinsmith.logbook.source import is_file, open_run, resolve_run
 from tinsmith.logbook.text import plain, short, size
 from tinsmith.logbook.verify import Verification
+from tinsmith.sealing import Seals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -28,12 +32,13 @@ if TYPE_CHECKING:
 
     from tinsmith.config import Config
     from tinsmith.logbook import Logbook
+    from tinsmith.logbook.anchors import Chain
 
     Main = Callable[[Config], Coroutine[Any, Any, int]]
 
 OK, FOUND, FAILED = 0, 1, 2
 MAX_MESSAGE = 1000
-_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_DIGEST = re.compile(r"[0-9a-f]{16,64}")
 
 
 class Span(NamedTuple):
@@ -97,20 +102,42 @@ async def show(loaded: Config, target: str, span: Span, *, is_json: bool) -> int
     return OK
 
 
+async def show_samples(loaded: Config, target: str, span: Span, *, is_json: bool) -> int:
+    """One line per logged sample."""
+    if span != Span():
+        raise InvalidRequest("--samples: all are shown; drop --from and --to, which count ops")
+    async with open_samples(target, loaded) as (samples, run_id):
+        if not is_json:
+            _say(sample_lines.HEADER)
+        async for told in sample_lines.facts(samples, run_id):
+            _say(msgspec.json.encode(told).decode() if is_json else sample_lines.line(told))
+    return OK
+
+
 async def verify(loaded: Config, target: str | None, *, is_all: bool, head: str) -> int:
     """The verdict on one run or on all."""
     if (target is None) != is_all or (is_all and head):
         raise InvalidRequest("verify: give a run or a file, with --head or without; or --all")
     if head and not _DIGEST.fullmatch(head):
-        raise InvalidRequest(f"--head: {head[:80]!r} is not 8 to 64 hexadecimal digits")
-    if target is not None:
-        async with open_run(target, loaded) as (book, model_id):
-            return await _verdict(book, model_id, head)
-    async with open_logbook(None, loaded) as book:
-        return max([await _verdict(book, run_id, "") for run_id in await book.runs()], default=OK)
+        raise InvalidRequest(f"--head: {head[:80]!r} is not 16 to 64 hexadecimal digits")
+    async with open_logbook(target if target and is_file(target) else None, loaded) as book:
+        with _progress("Reading anchors", None):
+            chain = await book.anchors()
+        # What was anchored and has no log any more is a run as well.
+        runs = sorted({*await book.runs(), *chain.heads})
+        if target is not None:
+            runs = [runs[0] if is_file(target) else resolve_run(runs, target)]
+        verdicts = [await _verdict(book, model_id, head, chain) for model_id in runs]
+    if chain.damage is not None:
+        _say(f"anchors: damaged: {plain(chain.damage, MAX_MESSAGE)}")
+        return FOUND
+    if is_all:
+        _say(f"anchors: verified, {_count(chain.length, 'anchor')}")
+        _say(f"  last anchor {chain.blake3}")
+    return max(verdicts, default=OK)
 
 
-async def _verdict(book: Logbook, model_id: str, head: str) -> int:
+async def _verdict(book: Logbook, model_id: str, head: str, chain: Chain) -> int:
     verification = Verification(book, model_id)
     has_head = not head
     try:
@@ -128,18 +155,35 @@ async def _verdict(book: Logbook, model_id: str, head: str) -> int:
     _say(f"{model_id}: verified, {_summary(verification)}")
     _say(f"  last entry {verification.rules.head}")
     _say(f"  last state {plain(verification.rules.state) or '-'}")
+    if anchored := chain.of(model_id):
+        last = anchored[-1]
+        _say(f"  last anchored: {place_in_words(last.head.place)}, in {told(last)}")
+    _say_closed(verification)
     return OK
 
 
-async def export(loaded: Config, target: str, path: Path, *, overwrite: bool) -> int:
+async def export(
+    loaded: Config, target: str, path: Path, *, overwrite: bool, has_samples: bool, has_key: bool
+) -> int:
     """A run in a file."""
-    async with open_run(target, loaded) as (book, model_id):
-        with _progress(f"Exporting {model_id}", await book.length(model_id)) as advance:
-            verification = await transfer.export(
-                book, model_id, path, overwrite=overwrite, on_entry=advance
-            )
+    async with contextlib.AsyncExitStack() as stack:
+        book, model_id = await stack.enter_async_context(open_run(target, loaded))
+        samples = None
+        if has_samples:
+            samples, _ = await stack.enter_async_context(open_samples(target, loaded))
+        advance = stack.enter_context(
+            _progress(f"Exporting {model_id}", await book.length(model_id))
+        )
+        verification = await transfer.export(
+            *(book, model_id, path),
+            overwrite=overwrite,
+            on_entry=advance,
+            samples=samples,
+            has_key=has_key,
+        )
     _say(f"{path}: {_summary(verification)}; {_size_of(path)} packed")
     _say(f"  last entry {verification.rules.head}")
+    _say_closed(verification)
     return OK
 
 
@@ -156,9 +200,12 @@ async def import_(loaded: Config, path: Path, *, resume: bool) -> int:
                 advance()
         async with connect(loaded, name="log-import") as (bus, blobs):
             with _progress(f"Importing {model_id}", length) as advance:
-                importing = transfer.Import(bus.log, blobs, on_entry=advance)
+                importing = transfer.Import(bus.log, blobs, Seals(bus, loaded), on_entry=advance)
                 await importing.run(book, model_id, resume=resume)
+            if isinstance(book, FileLogbook):
+                await transfer.import_samples(FileSamples(book), model_id, bus.samples)
     _say(f"{model_id}: imported, {_summary(verification)}")
+    _say_closed(verification)
     return OK
 
 
@@ -179,11 +226,17 @@ async def diff(loaded: Config, a: str, b: str) -> int:
     return FOUND
 
 
+def _say_closed(verification: Verification) -> None:
+    if verification.why_closed is not None:
+        _say(f"  contents not checked: {plain(verification.why_closed, MAX_MESSAGE)}")
+
+
 def _summary(verification: Verification) -> str:
     rules, blobs = verification.rules, verification.blobs
     told = f"{_count(rules.number, 'entry')}, {_count(rules.ops, 'op')} by "
     told += f"{_count(rules.epoch, 'owner')}, {_count(len(blobs), 'blob')} of "
     told += size(sum(blobs.values()))
+    told += f", {_count(verification.samples, 'sample')}" if verification.samples else ""
     return told + (f"; {_count(rules.missing, 'request')} never came" if rules.missing else "")
 
 
@@ -199,11 +252,13 @@ def _size_of(path: Path) -> str:
 def _table(rows: Sequence[Overview]) -> Iterator[str]:
     width = max([len(plain(row.base_model)) for row in rows], default=0)
     width = max(width, len("base model"))
-    yield f"{'run':<36} {'base model':<{width}} {'ops':>7} {'steps':>7} {'owners':>7}  state"
+    yield f"{'run':<36} {'base model':<{width}} {'last op':>8} {'owners':>7}  last entry"
     for row in rows:
-        told = f"{row.model_id:<36} {plain(row.base_model):<{width}} {row.ops:>7} {row.steps:>7} "
-        told += f"{row.epochs:>7}  {short(row.state_blake3)}"
-        yield told + (f"  damaged: {plain(row.damage)}" if row.damage else "")
+        last_op = "-" if row.last_op is None else row.last_op
+        line = f"{row.model_id:<36} {plain(row.base_model):<{width}} {last_op:>8} {row.owners:>7}"
+        line += f"  {short(row.head_blake3):<10}"
+        line += f"  {row.closed}" if row.closed else ""
+        yield (line + (f"  damaged: {plain(row.damage)}" if row.damage else "")).rstrip()
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``tinsmith replay``: finds the trainer's replay and runs it; the exit codes of a check."""
+"""``tinsmith replay``: finds the replays of trainer and sampler; the exit codes of a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tinsmith import config, logs
 from tinsmith.cli.foreground import require_extra
-from tinsmith.errors import TinsmithError
+from tinsmith.errors import InvalidRequest, TinsmithError
+from tinsmith.logbook.samples import is_session
 from tinsmith.logbook.text import plain
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Options:
     seed: int | None = None
     tolerance: float | None = None
     is_following: bool = False
+    is_sampling: bool = False
+    is_sampling_only: bool = False
     is_json: bool = False
     config: Path | None = None
     data_dir: Path | None = None
@@ -58,12 +61,33 @@ def run(options: Options) -> int:
 
 
 def _run(options: Options) -> int:
-    require_extra("trainer")
+    commands = _commands(options)
+    for extra in commands.values():
+        require_extra(extra)
     environ = dict(os.environ)
     if options.data_dir is not None:
         environ["TINSMITH_DATA_DIR"] = str(options.data_dir.absolute())
     loaded = config.load(options.config, environ)
     logs.configure(loaded.logs, service="replay", instance="replay")
-    (point,) = metadata.entry_points(group=ENTRY_POINTS, name="replay")
-    main: Callable[[Options, config.Config], int] = point.load()
-    return main(options, loaded)
+    return max([_command(name)(options, loaded) for name in commands])
+
+
+def _commands(options: Options) -> dict[str, str]:
+    """The names of the replays that are asked for, and the extra that each needs."""
+    training, sampling = {"replay": "trainer"}, {"replay-sampling": "sampler"}
+    if not (options.is_sampling or options.is_sampling_only):
+        return training
+    if options.is_following:
+        raise InvalidRequest("--follow: samples are not followed; drop it, or the options on them")
+    # A session has no training of its own, only samples from the base model.
+    if not options.is_sampling_only and not is_session(options.target):
+        return training | sampling
+    if options.first or options.last is not None:
+        raise InvalidRequest("--from, --to: they count ops, not samples; drop them")
+    return sampling
+
+
+def _command(name: str) -> Callable[[Options, config.Config], int]:
+    (point,) = metadata.entry_points(group=ENTRY_POINTS, name=name)
+    command: Callable[[Options, config.Config], int] = point.load()
+    return command

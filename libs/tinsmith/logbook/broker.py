@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 from tinsmith.bus.log import subject_of
 from tinsmith.errors import BlobMissing
+from tinsmith.logbook.anchors import read_chain
 from tinsmith.logbook.entry import Entry, LogDamaged, place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tinsmith.blobs import BlobStore
-    from tinsmith.bus import CommitLog
+    from tinsmith.bus import Bus
+    from tinsmith.logbook.anchors import Chain
     from tinsmith.messages.base import BlobRef
+    from tinsmith.sealing import Seal, Seals
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -22,9 +25,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class BrokerLogbook:
     """A ``Logbook``."""
 
-    def __init__(self, log: CommitLog, blobs: BlobStore) -> None:
-        self._log = log
+    def __init__(self, bus: Bus, blobs: BlobStore, seals: Seals) -> None:
+        self._log = bus.log
+        self._anchors = bus.anchors
         self._blobs = blobs
+        self._seals = seals
+        self._chain: Chain | None = None
 
     async def runs(self) -> list[str]:
         """See ``Logbook``."""
@@ -47,6 +53,21 @@ class BrokerLogbook:
         async for subject, data in self._log.follow(model_id):
             number += 1
             yield _checked(model_id, number, subject, data)
+
+    async def newest(self, model_id: str) -> list[Entry]:
+        """See ``Logbook``."""
+        found = await self._log.newest(model_id)
+        return [Entry.read(data, subject) for subject, data in found]
+
+    async def anchors(self) -> Chain:
+        """See ``Logbook``."""
+        if self._chain is None:
+            self._chain = await read_chain(self._anchors.stored())
+        return self._chain
+
+    async def seal(self, model_id: str) -> Seal:
+        """See ``Logbook``."""
+        return await self._seals.of(model_id)
 
     async def blob(self, ref: BlobRef) -> bytes:
         """See ``Logbook``."""

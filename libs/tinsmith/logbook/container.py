@@ -46,9 +46,18 @@ class Kind(IntEnum):
     ENTRY = 2  # one entry of the log, as it was stored
     BLOB = 3  # bytes that a later entry refers to
     END = 4  # what the file must have held; the last part
+    SAMPLE = 5  # a logged sample, as it was stored; after the entries
+    ANCHORS = 6  # where the log ended at some moments, as was told elsewhere; after the cover
 
 
-LIMITS = {Kind.COVER: 1 << 16, Kind.ENTRY: 1 << 23, Kind.BLOB: 1 << 32, Kind.END: 1 << 16}
+LIMITS = {
+    Kind.COVER: 1 << 16,
+    Kind.ENTRY: 1 << 23,
+    Kind.BLOB: 1 << 32,
+    Kind.END: 1 << 16,
+    Kind.SAMPLE: 1 << 30,
+    Kind.ANCHORS: 1 << 30,
+}
 """Most raw bytes of a part."""
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from blake3 import blake3
 
-from tinsmith.errors import BlobMissing
+from tinsmith.errors import BlobMissing, SealBroken
 from tinsmith.logbook.entry import DigestMismatch, LogDamaged, place_of
 from tinsmith.messages import ops
 from tinsmith.messages.base import decoder
+from tinsmith.sealing import PLAIN, aside, suited
+from tinsmith.sealing.seal import is_sealed
 
 if TYPE_CHECKING:
     from tinsmith.logbook.source import Logbook
     from tinsmith.messages.base import BlobRef
+    from tinsmith.sealing import Seal
 
 MAX_MESSAGE_BYTES = 1 << 30
 """Of an op or a result in the blob store, which are read into memory."""
@@ -29,6 +31,7 @@ async def op_of(logbook: Logbook, record: ops.Record, place: str = "") -> ops.Op
     Raises:
         DigestMismatch: its bytes are not those that were executed.
         LogDamaged: they are absent, or no op.
+        Forgotten, SealBroken: they are sealed, and their key is destroyed or not here.
     """
     op: ops.Op = await _message(logbook, record, "op", place or place_of(record))
     return op
@@ -40,15 +43,46 @@ async def result_of(logbook: Logbook, record: ops.Record, place: str = "") -> op
     return result
 
 
+async def seal_of(logbook: Logbook, record: ops.Record) -> Seal:
+    """What opens the op and the result of ``record``."""
+    if not record.sealed:
+        return PLAIN
+    return suited(await logbook.seal(record.model_id), record.sealed)
+
+
+async def require_open(logbook: Logbook, record: ops.Record) -> Seal:
+    """As ``seal_of``; Forgotten or SealBroken when it opens nothing."""
+    seal = await seal_of(logbook, record)
+    if seal.why_closed is not None:
+        raise seal.why_closed
+    return seal
+
+
+async def check_sealed(logbook: Logbook, record: ops.Record, place: str) -> None:
+    """As much as can be said of the op and the result of ``record`` without their key.
+
+    Raises:
+        LogDamaged: they are absent, or were never sealed.
+    """
+    for field in _DECODERS:
+        if not is_sealed(await _bytes(logbook, record, field, place)):
+            raise LogDamaged(place, field, "the record says that it is sealed, but it is not")
+
+
 def parts_of(found: ops.StateSaved | ops.OpResult) -> dict[str, BlobRef]:
     """The blobs that a replay needs, by name: a saved state's, or what was loaded."""
     return found.parts if isinstance(found, _WITH_PARTS) else {}
 
 
 async def _message(logbook: Logbook, record: ops.Record, field: str, place: str) -> Any:  # noqa: ANN401
-    data = await _bytes(logbook, record, field, place)
+    stored = await _bytes(logbook, record, field, place)
+    seal = await require_open(logbook, record)
+    try:
+        data = await aside(seal.open, stored)
+    except SealBroken as exc:
+        raise DigestMismatch(place, f"{field}_blake3", str(exc)) from exc
     expected: str = getattr(record, f"{field}_blake3")
-    found = blake3(data).hexdigest()
+    found = await aside(seal.digest, data)
     if found != expected:
         problem = f"the bytes have the digest {found}, not {expected}"
         raise DigestMismatch(place, f"{field}_blake3", problem)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_never
 
-from tinsmith.logbook.contents import op_of, parts_of, result_of
+from tinsmith.errors import Forgotten
+from tinsmith.logbook.contents import op_of, parts_of, result_of, seal_of
 from tinsmith.logbook.entry import place_of
 from tinsmith.logbook.text import plain, short
 from tinsmith.messages import ops
@@ -74,9 +75,14 @@ async def _facts(logbook: Logbook, entry: Entry, number: int) -> Facts:
             return {**told, **state, "kind": "state_saved", "details": _parts(found)}
         case ops.Record():
             place = place_of(found, number)
-            op, result = await op_of(logbook, found, place), await result_of(logbook, found, place)
             digests = {f"{name}_blake3": getattr(found, f"{name}_blake3") for name in DIGESTS}
-            told |= {"seq": found.seq, **digests, "kind": type(op.body).__struct_config__.tag}
+            told |= {"seq": found.seq, **digests}
+            if (why_closed := (await seal_of(logbook, found)).why_closed) is not None:
+                is_gone = isinstance(why_closed, Forgotten)
+                contents = "forgotten" if is_gone else "sealed; their key is not here"
+                return {**told, "kind": "sealed", "details": {"contents": contents}}
+            op, result = await op_of(logbook, found, place), await result_of(logbook, found, place)
+            told |= {"kind": type(op.body).__struct_config__.tag}
             return {**told, "details": {**_asked(op.body), **_answered(result)}}
         case _:
             assert_never(found)

@@ -1,80 +1,59 @@
-"""One row per run: what its log comes to."""
+"""One row per run: what its log comes to, as far as its newest entries tell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from tinsmith.logbook.entry import LogDamaged, place_of
-from tinsmith.messages.base import decoder
-from tinsmith.messages.ops import CreateModel, OptimStepDone, Record
+from tinsmith.errors import Forgotten
+from tinsmith.logbook.contents import seal_of
+from tinsmith.logbook.entry import LogDamaged
+from tinsmith.messages.ops import Owned, Record
 
 if TYPE_CHECKING:
+    from tinsmith.errors import TinsmithError
+    from tinsmith.logbook.entry import Entry
     from tinsmith.logbook.source import Logbook
-
-
-class _Body(msgspec.Struct):
-    """What of an op's body matters here; decoding skips the rest."""
-
-    t: str = ""
-    base_model: str = ""
-
-
-class _Op(msgspec.Struct):
-    body: _Body
-
-
-class _Result(msgspec.Struct):
-    t: str = ""
-
-
-_OPS = decoder(_Op)
-_RESULTS = decoder(_Result)
-_CREATE = CreateModel.__struct_config__.tag
-_STEPPED = OptimStepDone.__struct_config__.tag
 
 
 @dataclass
 class Overview:
-    """What is known of a run from its log alone; blobs are not read."""
+    """What is known of a run from the newest entry of each kind: nothing else is read."""
 
     model_id: str
-    base_model: str = ""
-    entries: int = 0
-    ops: int = 0
-    steps: int = 0  # optimizer steps that succeeded
-    epochs: int = 0  # owners, one after the other
-    state_blake3: str = ""
+    base_model: str = ""  # as its last owner told
+    last_op: int | None = None
+    owners: int = 0  # one after the other
     head_blake3: str = ""
+    closed: str = ""
+    """``sealed`` or ``forgotten`` if its contents cannot be read here."""
     damage: str = ""
-    """Why reading ended early."""
+    """Why its entries cannot be read."""
 
-    def add(self, record: Record) -> None:
-        """Count one op. Large ops and results lie in blobs, and are none of those looked for."""
-        self.ops += 1
-        self.state_blake3 = record.state_blake3 or self.state_blake3
-        try:
-            if record.op is not None and record.seq == 0:
-                body = _OPS.decode(record.op).body
-                self.base_model = body.base_model if body.t == _CREATE else ""
-            if record.result is not None and _RESULTS.decode(record.result).t == _STEPPED:
-                self.steps += 1
-        except msgspec.MsgspecError as exc:
-            raise LogDamaged(place_of(record), "op or result", str(exc)) from exc
+    def add(self, found: Entry) -> None:
+        """The newest entry of some kind; the newest of all comes last."""
+        entry = found.entry
+        self.head_blake3 = found.blake3
+        if isinstance(entry, Owned):
+            self.owners = entry.epoch
+            self.base_model = entry.environment.get("base_model", "")
+        elif isinstance(entry, Record):
+            self.last_op = entry.seq
 
 
 async def overview(logbook: Logbook, model_id: str) -> Overview:
     """The row of one run. Nothing is verified."""
     row = Overview(model_id)
     try:
-        async for entry in logbook.entries(model_id):
-            row.entries += 1
-            row.epochs = entry.entry.epoch
-            row.head_blake3 = entry.blake3
-            if isinstance(entry.entry, Record):
-                row.add(entry.entry)
+        for found in await logbook.newest(model_id):
+            row.add(found)
+            if isinstance(found.entry, Record):
+                why_closed = (await seal_of(logbook, found.entry)).why_closed
+                row.closed = "" if why_closed is None else _closed(why_closed)
     except LogDamaged as exc:
         row.damage = str(exc)
     return row
+
+
+def _closed(why: TinsmithError) -> str:
+    return "forgotten" if isinstance(why, Forgotten) else "sealed"

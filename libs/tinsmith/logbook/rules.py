@@ -82,6 +82,13 @@ class Rules:
         self._states[record.seq] = record.state_blake3
         self.state = record.state_blake3 or self.state
 
+    def pass_over(self, record: ops.Record, place: str) -> None:
+        """The entry that came last is of an op that is sealed, as is whether it failed."""
+        self._seqs.add(record.seq, is_failed=True, place=place)
+        self.ops += 1
+        self._states[record.seq] = record.state_blake3
+        self.state = record.state_blake3 or self.state
+
     def _check_epoch(self, found: ops.LogEntry, place: str) -> None:
         is_owner = isinstance(found, ops.Owned)
         expected = self.epoch + is_owner

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from tinsmith.config import Config
+    from tinsmith.logbook.anchors import Chain
     from tinsmith.logbook.entry import Entry
     from tinsmith.messages.base import BlobRef
+    from tinsmith.sealing import Seal
 
 SUFFIX = ".tslog"
 SHOWN_CANDIDATES = 8
@@ -34,6 +36,19 @@ class Logbook(Protocol):
         Raises:
             LogDamaged: the next entry cannot be read.
         """
+
+    async def newest(self, model_id: str) -> list[Entry]:
+        """The model's newest entry of each kind, oldest first, so that the last is the log's.
+
+        Raises:
+            LogDamaged: one of them cannot be read.
+        """
+
+    async def anchors(self) -> Chain:
+        """What was anchored of its runs, as it is when this is first asked."""
+
+    async def seal(self, model_id: str) -> Seal:
+        """What the model's sealed ops and results are opened with; see ``Seal.why_closed``."""
 
     async def blob(self, ref: BlobRef) -> bytes:
         """The bytes that ``ref`` names, verified. BlobMissing when they are absent or damaged."""
@@ -61,8 +76,9 @@ async def open_logbook(source: str | None, config: Config) -> AsyncIterator[Logb
 
         async with connect(config, name="logbook") as (bus, blobs):
             from tinsmith.logbook.broker import BrokerLogbook
+            from tinsmith.sealing import Seals
 
-            yield BrokerLogbook(bus.log, blobs)
+            yield BrokerLogbook(bus, blobs, Seals(bus, config))
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ class CommitCheckpoint(Message, frozen=True, kw_only=True):
     ttl_s: int | None = None
     user_metadata: dict[str, str] = {}
     sampling_session_id: str | None = None
+    is_inflight: bool = False  # the sampling session moves on with later commits of its kind
 
 
 class CommitCheckpointDone(Message, frozen=True, kw_only=True):
@@ -63,3 +64,39 @@ class Checkpoint(Message, frozen=True, kw_only=True):
     expires_ns: int | None = None
     user_metadata: dict[str, str] = {}
     format: int = 1
+    public: bool = False  # readable by every owner
+    copied_from: str | None = None  # a path
+
+
+class ChangeCheckpoint(Message, frozen=True, kw_only=True):
+    """Set who may read a checkpoint, or when it expires; the caller has checked the owner."""
+
+    path: str
+    public: bool | None = None  # None: as it is
+    sets_ttl: bool = False
+    ttl_s: int | None = None  # with ``sets_ttl``: from now on; None keeps it for ever
+
+
+class DeleteCheckpoint(Message, frozen=True, kw_only=True):
+    """End a checkpoint now; the caller has checked the owner."""
+
+    path: str
+
+
+class CopyCheckpoint(Message, frozen=True, kw_only=True):
+    """Make the parts of one checkpoint another one, of a run that is registered.
+
+    Idempotent on the new path. The source's expiry and metadata stay behind.
+    """
+
+    path: str
+    model_id: str  # of the copy
+    ttl_s: int | None = None
+
+
+class Discarded(Message, frozen=True, kw_only=True):
+    """Parts that something has stopped to refer to: to be freed unless something else does."""
+
+    path: str  # what referred to them
+    parts: dict[str, BlobRef]
+    discarded_ns: int  # unix time

@@ -12,10 +12,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from tinsmith.messages import checkpoints, ops, registry, sampling, services, table
+from tinsmith.messages import anchors, checkpoints, ops, registry, sampling, services, table
 from tinsmith.messages.base import BlobRef, Failed, Tensor
 
-_MODULES = (ops, sampling, checkpoints, registry, services)
+_MODULES = (ops, anchors, sampling, checkpoints, registry, services)
 _LEAVES = (Tensor, BlobRef, Failed)
 
 _HEADER = """\
@@ -74,7 +74,9 @@ def _routes() -> list[str]:
         f"| `{row.template}` | `{stream}` | {row.doc} |"
         for stream, row in (
             (table.LOG_STREAM, table.LOG_TEMPLATE),
+            (table.ANCHOR_STREAM, table.ANCHOR_TEMPLATE),
             (table.RESULT_STREAM, table.RESULT_TEMPLATE),
+            (table.SAMPLE_LOG_STREAM, table.SAMPLE_LOG_TEMPLATE),
         )
     ]
     lines += [

@@ -6,16 +6,32 @@ Produced by the gateway, consumed by the trainer that owns the model, kept in th
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tinsmith.messages.base import BlobRef, Failed, Message, Tensor
 
 
+class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Provenance: the next ``length`` positions are those of one sampling request."""
+
+    kind: Literal["prompt", "sampled"]
+    sequence_id: str
+    offset: int = 0  # in the request's prompt, or in its sampled tokens
+    length: int
+
+
 class Datum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One training sequence: input tokens and the loss's per-token inputs by name."""
+    """One training sequence: input tokens and the loss's per-token inputs by name.
+
+    Spans tile what they annotate, in order; there are none where nothing is known.
+    """
 
     tokens: Tensor  # int32 [n]
-    inputs: dict[str, Tensor]  # e.g. target_tokens int64 [n], weights float32 [n]
+    inputs: dict[str, Tensor]  # e.g. target_tokens int64 [n] or [n, k], weights float32 likewise
+    input_spans: tuple[Span, ...] = ()  # of tokens
+    target_spans: tuple[Span, ...] = ()  # of target_tokens
 
 
 class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +95,7 @@ class SaveWeightsForSampler(Message, frozen=True, kw_only=True):
     overwrite: bool = True
     ttl_s: int | None = None
     user_metadata: dict[str, str] = {}
+    is_inflight: bool = False  # the sampling session moves on with later saves of its kind
 
 
 class LoadWeights(Message, frozen=True, kw_only=True):
@@ -92,6 +109,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """A request the gateway found invalid; it only consumes its seq and fails its future."""
 
     reason: Failed
+    asked_blake3: str = ""  # of the body that was refused, where that was not for its content
 
 
 OpBody = (
@@ -136,18 +154,20 @@ class OptimStepDone(Message, frozen=True, kw_only=True):
 
 
 class SaveWeightsDone(Message, frozen=True, kw_only=True):
-    """The checkpoint's manifest is durable."""
+    """The checkpoint's manifest is durable; ``parts`` are what was saved."""
 
     path: str
     size_bytes: int = 0
+    parts: dict[str, BlobRef] = {}
 
 
 class SaveWeightsForSamplerDone(Message, frozen=True, kw_only=True):
-    """The weights can be sampled from: by path, or by sampling session."""
+    """The weights, which are ``parts``, can be sampled from: by path, or by sampling session."""
 
     path: str | None = None
     sampling_session_id: str | None = None
     size_bytes: int = 0
+    parts: dict[str, BlobRef] = {}
 
 
 class LoadWeightsDone(Message, frozen=True, kw_only=True):
@@ -185,14 +205,15 @@ class Record(Message, frozen=True, kw_only=True):
     model_id: str
     seq: int  # the op's seq
     epoch: int  # the owner's, rises with every take-over
-    op: bytes | None = None  # the encoded Op, or
-    op_ref: BlobRef | None = None  # where it lies
-    op_blake3: str
-    result: bytes | None = None  # the encoded OpResult, or
+    op: bytes | None = None  # the encoded Op, sealed if ``sealed`` says so; or
+    op_ref: BlobRef | None = None  # where that lies
+    op_blake3: str  # of the encoded Op; keyed by the run's key where it is sealed
+    result: bytes | None = None  # the encoded OpResult likewise, or
     result_ref: BlobRef | None = None
     result_blake3: str
     state_blake3: str = ""  # of the model after an op that changed it: create, load, step
     prev_blake3: str  # of the previous entry's bytes; 64 zeros for the first
+    sealed: str = ""  # how op and result are sealed (see tinsmith.sealing.seal); "": not at all
 
 
 class Owned(Message, frozen=True, kw_only=True):

@@ -25,6 +25,9 @@ class Session(Message, frozen=True, kw_only=True):
     display_name: str | None = None
     tags: tuple[str, ...] = ()
     user_metadata: dict[str, Any] = {}
+    project_id: str | None = None  # a label
+    finish_reason: str = ""  # the client's word: success, errored or interrupted
+    ended_ns: int | None = None
 
 
 class Run(Message, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class Run(Message, frozen=True, kw_only=True):
     base_model: str
     lora: LoraShape
     user_metadata: dict[str, str] = {}
+    project_id: str | None = None
 
 
 class Sampler(Message, frozen=True, kw_only=True):
@@ -49,6 +53,8 @@ class Sampler(Message, frozen=True, kw_only=True):
     base_model: str
     model_path: str | None = None
     adapter: AdapterRef | None = None
+    clones: int = 0  # how many copies of the client have joined
+    follows: str | None = None  # the model whose later inflight saves replace ``adapter``
 
 
 class ServedModel(Message, frozen=True, kw_only=True):
@@ -62,3 +68,61 @@ class ServedModel(Message, frozen=True, kw_only=True):
     arch: str = ""
     eos_tokens: tuple[int, ...] = ()
     max_rank: int = 128
+
+
+class Usage(Message, frozen=True, kw_only=True):
+    """What one model or sampling session used in one hour; written by the meter.
+
+    It holds all facts up to the stream sequences ``through_log`` and ``through_result``, so that
+    a fact that is read twice counts once.
+    """
+
+    hour: int  # unix time / 3600, UTC
+    target: str  # a model or sampler id
+    owner: str
+    session_id: str
+    base_model: str
+    trained_tokens: int = 0  # scored or trained on
+    prefill_tokens: int = 0  # prompts that were computed
+    cached_tokens: int = 0  # prompts that were found in the cache
+    sampled_tokens: int = 0
+    checkpoints: int = 0  # saves
+    byte_seconds: int = 0  # of checkpoints
+    through_log: int = 0
+    through_result: int = 0
+    through_ns: int = 0  # storage is counted up to here
+
+
+class MeterMark(Message, frozen=True, kw_only=True):
+    """How far the meter has read a stream."""
+
+    stream_seq: int
+
+
+class Secret(Message, frozen=True, kw_only=True):
+    """What all gateways sign download links with; made by the first."""
+
+    key: bytes
+
+
+class MasterKey(Message, frozen=True, kw_only=True):
+    """Which master key wraps the keys of runs; written by the first service that has it."""
+
+    fingerprint: str
+
+
+class RunKey(Message, frozen=True, kw_only=True):
+    """The key of a run's payloads; written by the gateway before the run, erased to forget it."""
+
+    model_id: str
+    created_ns: int
+    wrapped: bytes  # nonce, AES-256-GCM of the key under the master key; the model id is bound in
+    fingerprint: str  # of the master key
+
+
+class ForgottenRun(Message, frozen=True, kw_only=True):
+    """A run whose key was destroyed; written before its ``RunKey`` is erased, and stays."""
+
+    model_id: str
+    forgotten_ns: int
+    reason: str = ""

@@ -15,6 +15,8 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     files: dict[str, BlobRef]
+    model_id: str = ""  # the run that trained them
+    op_seq: int | None = None  # of the op that saved them
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +75,12 @@ class SampleDone(Message, frozen=True, kw_only=True):
     prompt_logprobs: bytes | None = None  # float32 [n], NaN where not computed
     topk_prompt_logprobs: TopK | None = None
     prompt_cache_hit_tokens: int = 0
+    prompt_tokens: int = 0
     weight_version: str = ""
     plane: str = ""  # e.g. "torch/cpu/float32"
+    sampler: str = ""  # the process that drew them
+    environment: dict[str, str] = {}  # what it computed with: what decides the last bits
+    request_blake3: str = ""  # of the encoded Sample that this answers
 
 
 class SampleFailed(Message, frozen=True, kw_only=True):
@@ -85,3 +91,49 @@ class SampleFailed(Message, frozen=True, kw_only=True):
 
 
 SampleResult = SampleDone | SampleFailed
+
+
+class SequenceDigests(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Of one continuation, over the bytes in its ``Sequence``."""
+
+    length: int  # tokens
+    stop_reason: str
+    tokens: str
+    logprobs: str
+    topk: str = ""  # of the encoded TopK; empty for none
+
+
+class SampleDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged of an answered request whatever the policy: enough to prove a copy of it.
+
+    Digests are blake3 in hex, keyed if the record is sealed.
+    """
+
+    prompt: str
+    prompt_length: int  # tokens
+    sequences: tuple[SequenceDigests, ...]
+    prompt_logprobs: str = ""  # empty for none
+    topk_prompt_logprobs: str = ""  # of the encoded TopK; empty for none
+
+
+class SampleContent(Message, frozen=True, kw_only=True):
+    """What was said and answered: with it a logged sample can be drawn again."""
+
+    prompt: bytes  # int32 [n]
+    stop_strings: tuple[str, ...] = ()
+    sequences: tuple[Sequence, ...]
+    prompt_logprobs: bytes | None = None
+    topk_prompt_logprobs: TopK | None = None
+
+
+class SampleRecord(Message, frozen=True, kw_only=True):
+    """One answered sampling request in the log of samples; there is one for each at most."""
+
+    run: str  # the model whose weights it drew from; the session, for the base model's own
+    request: Sample  # as it was carried out, but with an empty prompt and without stop strings
+    digests: SampleDigests
+    content: bytes | None = None  # the encoded SampleContent, under the policy "full"
+    sealed: str = ""  # how ``content`` is sealed and digests are keyed; empty: not at all
+    plane: str = ""
+    sampler: str = ""
+    environment: dict[str, str] = {}

@@ -9,6 +9,13 @@ from tinsmith.messages.base import Message
 ServiceName = Literal["gateway", "trainer", "sampler", "checkpointer"]
 
 
+class QueuePlace(Message, frozen=True, kw_only=True):
+    """Where a model stands that waits for its turn on a trainer."""
+
+    turns: int  # of other models, before its next one
+    tokens: int  # of those turns
+
+
 class ServiceAlive(Message, frozen=True, kw_only=True):
     """Sent by every service about every two seconds, and once when it becomes ready."""
 
@@ -17,6 +24,8 @@ class ServiceAlive(Message, frozen=True, kw_only=True):
     version: str
     base_models: tuple[str, ...] = ()
     load: dict[str, float] = {}  # e.g. queued, running, models
+    trouble: str = ""  # why it cannot get on for now, for its clients
+    places: dict[str, QueuePlace] = {}  # by model, of those that wait for a turn on a trainer
 
 
 class SessionAlive(Message, frozen=True, kw_only=True):
@@ -29,3 +38,19 @@ class SampleReady(Message, frozen=True, kw_only=True):
     """A ping on core NATS: the result of this sampling request is stored now."""
 
     request_id: str
+
+
+class SampleCancelled(Message, frozen=True, kw_only=True):
+    """Whoever works on this sampling request may stop."""
+
+    request_id: str
+
+
+class AuditEntry(Message, frozen=True, kw_only=True):
+    """Something that an owner did; kept in a stream, found by owner, day and topic."""
+
+    owner: str
+    topic: Literal["checkpoints", "projects"]
+    event: str  # <resource>_<action>
+    at_ns: int  # unix time
+    details: dict[str, str] = {}

@@ -98,6 +98,24 @@ GET_CHECKPOINT = Rpc(
     checkpoints.Checkpoint,
     "trainer, gateway -> checkpointer: the manifest behind a path",
 )
+CHANGE_CHECKPOINT = Rpc(
+    "rpc.checkpointer.change",
+    checkpoints.ChangeCheckpoint,
+    checkpoints.Checkpoint,
+    "gateway -> checkpointer: publish, hide, let expire",
+)
+DELETE_CHECKPOINT = Rpc(
+    "rpc.checkpointer.delete",
+    checkpoints.DeleteCheckpoint,
+    checkpoints.Checkpoint,
+    "gateway -> checkpointer: end a checkpoint; answers what it was",
+)
+COPY_CHECKPOINT = Rpc(
+    "rpc.checkpointer.copy",
+    checkpoints.CopyCheckpoint,
+    checkpoints.Checkpoint,
+    "gateway -> checkpointer: the same parts under another run",
+)
 
 OPS = Queue(
     "op.{model}.{seq}",
@@ -126,30 +144,80 @@ LOG_TEMPLATE = Row(
     "log.{model}.{kind}.{number}",
     "append-only log of a model: op.<seq>, own.<epoch>, state.<seq>",
 )
+ANCHOR_STREAM = "TS_ANCHOR"
+ANCHOR_TEMPLATE = Row("anchor.{number}", "chain of Anchors: where the logs ended, every so often")
 RESULT_STREAM = "TS_RESULT"
 RESULT_TEMPLATE = Row("result.{sampler}.{seq}", "results of sampling, first writer wins")
+SAMPLE_LOG_STREAM = "TS_SAMPLELOG"
+SAMPLE_LOG_TEMPLATE = Row(
+    "samplelog.{run}.{sampler}.{seq}",
+    "what was sampled from a run's weights, or in a session from the base model",
+)
 REGISTRY_STREAM = "TS_REGISTRY"
+AUDIT_STREAM = "TS_AUDIT"
+AUDIT_TEMPLATE = Row("audit.{owner}.{day}.{topic}", "what owners did, by day: 20260131")
 
 OP_DONE = Event("done.op", ops.OpDone, "trainer -> gateways: this op's record is in the log")
 SAMPLE_READY = Event("done.sample", services.SampleReady, "sampler -> gateways: result stored")
 SERVICE_ALIVE = Event("alive.service", services.ServiceAlive, "every service, every two seconds")
 SESSION_ALIVE = Event("alive.session", services.SessionAlive, "gateway -> gateways: a heartbeat")
+SAMPLE_CANCELLED = Event(
+    "cancel.sample", services.SampleCancelled, "gateway -> samplers: nobody waits for it any more"
+)
 
 SESSIONS = Entity("session.{id}", registry.Session, "clients' sessions")
 RUNS = Entity("run.{id}", registry.Run, "models being trained")
 SAMPLERS = Entity("sampler.{id}", registry.Sampler, "sampling sessions")
 CHECKPOINTS = Entity("checkpoint.{id}", checkpoints.Checkpoint, "committed checkpoints")
 SERVED = Entity("served.{id}", registry.ServedModel, "base models and their limits")
+MASTER_KEYS = Entity("master.{id}", registry.MasterKey, "the master key in use, by fingerprint")
+RUN_KEYS = Entity("key.{id}", registry.RunKey, "keys of runs' payloads, wrapped")
+FORGOTTEN_RUNS = Entity("forgotten.{id}", registry.ForgottenRun, "runs whose key was destroyed")
+DISCARDED = Entity("discarded.{id}", checkpoints.Discarded, "parts that may be freed")
+USAGE = Entity("usage.{id}", registry.Usage, "what was used, by hour and model or sampler")
+METER = Entity("meter.{id}", registry.MeterMark, "how far the meter has read")
+SECRETS = Entity("secret.{id}", registry.Secret, "what the gateways share")
 
-RPCS: tuple[Rpc[Any, Any], ...] = (COMMIT_CHECKPOINT, GET_CHECKPOINT)
+RPCS: tuple[Rpc[Any, Any], ...] = (
+    COMMIT_CHECKPOINT,
+    GET_CHECKPOINT,
+    CHANGE_CHECKPOINT,
+    DELETE_CHECKPOINT,
+    COPY_CHECKPOINT,
+)
 QUEUES: tuple[Queue[Any], ...] = (OPS, PLACEMENTS, SAMPLES)
-EVENTS: tuple[Event[Any], ...] = (OP_DONE, SAMPLE_READY, SERVICE_ALIVE, SESSION_ALIVE)
-ENTITIES: tuple[Entity[Any], ...] = (SESSIONS, RUNS, SAMPLERS, CHECKPOINTS, SERVED)
-STREAMS: dict[str, Literal["work queue", "append only", "expiring", "last value"]] = {
+EVENTS: tuple[Event[Any], ...] = (
+    OP_DONE,
+    SAMPLE_READY,
+    SERVICE_ALIVE,
+    SESSION_ALIVE,
+    SAMPLE_CANCELLED,
+)
+ENTITIES: tuple[Entity[Any], ...] = (
+    SESSIONS,
+    RUNS,
+    SAMPLERS,
+    CHECKPOINTS,
+    SERVED,
+    MASTER_KEYS,
+    RUN_KEYS,
+    FORGOTTEN_RUNS,
+    DISCARDED,
+    USAGE,
+    METER,
+    SECRETS,
+)
+StreamKind = Literal[
+    "work queue", "append only", "append only, oldest first out", "expiring", "last value"
+]
+STREAMS: dict[str, StreamKind] = {
     "TS_OPS": "work queue",
     "TS_PLACE": "work queue",
     "TS_SAMPLE": "work queue",
     LOG_STREAM: "append only",
+    ANCHOR_STREAM: "append only",
     RESULT_STREAM: "expiring",
+    SAMPLE_LOG_STREAM: "append only, oldest first out",
     REGISTRY_STREAM: "last value",
+    AUDIT_STREAM: "expiring",
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinsmith.adapters import adapter_ref
-from tinsmith.errors import Gone, InvalidRequest
+from tinsmith.errors import InvalidRequest
 from tinsmith.ids import CheckpointPath
 from tinsmith.messages.checkpoints import Checkpoint
 from tinsmith.messages.registry import Sampler
+from tinsmith_checkpointer.expiry import expires_at
 
 if TYPE_CHECKING:
     from tinsmith.messages.checkpoints import CommitCheckpoint
@@ -34,12 +35,14 @@ def build(request: CommitCheckpoint, *, owner: str, now_ns: int) -> Checkpoint:
         size_bytes=sum(ref.size for ref in request.parts.values()),
         created_ns=now_ns,
         owner=owner,
-        expires_ns=None if request.ttl_s is None else now_ns + request.ttl_s * 10**9,
+        expires_ns=expires_at(now_ns, request.ttl_s),
         user_metadata=request.user_metadata,
     )
 
 
-def sampler_of(checkpoint: Checkpoint, sampler_id: str, *, session_id: str) -> Sampler:
+def sampler_of(
+    checkpoint: Checkpoint, sampler_id: str, *, session_id: str, is_inflight: bool
+) -> Sampler:
     """The sampling session of an ephemeral checkpoint, which lives and ends with it."""
     return Sampler(
         sampler_id=sampler_id,
@@ -47,8 +50,17 @@ def sampler_of(checkpoint: Checkpoint, sampler_id: str, *, session_id: str) -> S
         owner=checkpoint.owner,
         created_ns=checkpoint.created_ns,
         base_model=checkpoint.base_model,
-        adapter=adapter_ref(checkpoint.parts),
+        adapter=adapter_ref(checkpoint),
+        follows=checkpoint.model_id if is_inflight else None,
     )
+
+
+def is_behind(sampler: Sampler, newest: Sampler) -> bool:
+    """Whether ``sampler`` follows a model that has saved the weights of ``newest`` since."""
+    mine, theirs = sampler.adapter, newest.adapter
+    if sampler.follows is None or sampler.follows != newest.follows or not mine or not theirs:
+        return False
+    return (mine.op_seq or 0) < (theirs.op_seq or 0)
 
 
 def check_replaces(existing: Checkpoint, request: CommitCheckpoint) -> None:
@@ -59,11 +71,3 @@ def check_replaces(existing: Checkpoint, request: CommitCheckpoint) -> None:
             f"{existing.op_seq}); choose another name or pass overwrite=True"
         )
         raise InvalidRequest(msg)
-
-
-def check_alive(checkpoint: Checkpoint, *, now_ns: int) -> Checkpoint:
-    """``checkpoint`` itself; Gone once its time to live is over."""
-    if checkpoint.expires_ns is not None and now_ns >= checkpoint.expires_ns:
-        msg = f"{checkpoint.path}: expired {(now_ns - checkpoint.expires_ns) // 10**9} s ago"
-        raise Gone(msg)
-    return checkpoint

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from tinsmith import ids
+from tinsmith.bus.views import View
 from tinsmith.errors import BlobMissing, InvalidRequest, NotFound
 from tinsmith.messages import table
 from tinsmith.messages.checkpoints import Checkpoint, CommitCheckpoint, CommitCheckpointDone
 from tinsmith.service import run_service
 from tinsmith_checkpointer import manifest
+from tinsmith_checkpointer.anchoring import keep_anchoring
+from tinsmith_checkpointer.changes import Changes
 from tinsmith_checkpointer.config import CheckpointerConfig
+from tinsmith_checkpointer.discarding import Discards
+from tinsmith_checkpointer.expiry import check_alive, is_expired
+from tinsmith_checkpointer.janitor import Janitor
+from tinsmith_checkpointer.meter import Meter
+from tinsmith_checkpointer.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from tinsmith.bus import Subscription
     from tinsmith.config import Config
     from tinsmith.messages.checkpoints import GetCheckpoint
+    from tinsmith.messages.registry import Sampler
     from tinsmith.service import ServiceContext
 
 
@@ -26,9 +39,14 @@ class Checkpointer:
         self._blobs = context.blobs
         self._checkpoints = context.bus.table(table.CHECKPOINTS)
         self._runs = context.bus.table(table.RUNS)
-        self._samplers = context.bus.table(table.SAMPLERS)
+        self._samplers = View(context.bus.table(table.SAMPLERS), lambda s: s.follows or "")
+        self._discards = Discards(context.bus)
         self._config = context.config.section(CheckpointerConfig)
         self._log = context.log
+
+    async def start(self) -> Subscription:
+        """Follow the samplers, to know those that move on."""
+        return await self._samplers.watch()
 
     async def commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
         """Make the parts a checkpoint. A repeat of the same request changes nothing.
@@ -48,9 +66,13 @@ class Checkpointer:
             made = await self._publish(request, made)
         else:
             sampler = manifest.sampler_of(
-                made, request.sampling_session_id, session_id=run.session_id
+                made,
+                request.sampling_session_id,
+                session_id=run.session_id,
+                is_inflight=request.is_inflight,
             )
-            await self._samplers.create(ids.token(sampler.sampler_id), sampler)
+            await self._samplers.table.create(ids.token(sampler.sampler_id), sampler)
+            await self._advance(sampler)
         self._log.info("checkpoint committed", path=made.path, size_bytes=made.size_bytes)
         return CommitCheckpointDone(path=made.path, size_bytes=made.size_bytes)
 
@@ -61,16 +83,35 @@ class Checkpointer:
         if found is None:
             msg = f"path: there is no checkpoint {path}"
             raise NotFound(msg)
-        return manifest.check_alive(found, now_ns=time.time_ns())
+        return check_alive(found, now_ns=time.time_ns())
 
     async def _publish(self, request: CommitCheckpoint, made: Checkpoint) -> Checkpoint:
         key = ids.checkpoint_key(manifest.path_of(request))
-        existing = await self._checkpoints.create(key, made)
-        if existing.op_seq == made.op_seq:
-            return existing  # ours, from this attempt or an earlier one
-        manifest.check_replaces(existing, request)
-        await self._checkpoints.put(key, made)
-        return made
+
+        def chosen(existing: Checkpoint | None) -> Checkpoint | None:
+            if existing is None:
+                return made
+            if existing.op_seq == made.op_seq:
+                return None  # ours, from this attempt or an earlier one
+            if not is_expired(existing, now_ns=made.created_ns):
+                manifest.check_replaces(existing, request)
+            return made
+
+        existing = await self._checkpoints.get(key)
+        if existing is not None and chosen(existing) is not None:
+            await self._discards.of_checkpoint(key, existing)
+        return await self._checkpoints.update(key, chosen) or made
+
+    async def _advance(self, newest: Sampler) -> None:
+        """Move the older inflight samplers of a model on to its newest weights."""
+        if newest.follows is None:
+            return
+        for sampler in self._samplers.group(newest.follows):
+            if manifest.is_behind(sampler, newest):
+                await self._samplers.table.update(
+                    ids.token(sampler.sampler_id), lambda s: _moved(s, newest)
+                )
+                await self._discards.of_sampler(sampler)
 
     async def _check_parts(self, request: CommitCheckpoint) -> None:
         if len(request.parts) > self._config.max_parts:
@@ -85,17 +126,43 @@ class Checkpointer:
                 raise BlobMissing(msg)
 
 
+def _moved(sampler: Sampler | None, newest: Sampler) -> Sampler | None:
+    if sampler is None or not manifest.is_behind(sampler, newest):
+        return None
+    return structs.replace(sampler, adapter=newest.adapter)
+
+
 async def serve(context: ServiceContext) -> None:
     """Serve until ``context.stopping``."""
     checkpointer = Checkpointer(context)
+    changes = Changes(context.bus)
     subscriptions = [
+        await checkpointer.start(),
         await context.bus.serve(table.COMMIT_CHECKPOINT, checkpointer.commit),
         await context.bus.serve(table.GET_CHECKPOINT, checkpointer.get),
+        await context.bus.serve(table.CHANGE_CHECKPOINT, changes.change),
+        await context.bus.serve(table.DELETE_CHECKPOINT, changes.delete),
+        await context.bus.serve(table.COPY_CHECKPOINT, changes.copy),
     ]
     await context.ready()
-    await context.stopping.wait()
+    config = context.config.section(CheckpointerConfig)
+    async with asyncio.TaskGroup() as tasks:
+        beside = (
+            tasks.create_task(Upkeep(context, config).run(), name="upkeep"),
+            tasks.create_task(_meter(context, config).run(), name="meter"),
+            tasks.create_task(Janitor(context).run(), name="janitor"),
+        )
+        await keep_anchoring(
+            context.bus.anchors, context.log, every_s=config.anchor_s, stopping=context.stopping
+        )
+        for task in beside:
+            task.cancel()
     for subscription in subscriptions:
         await subscription.close()
+
+
+def _meter(context: ServiceContext, config: CheckpointerConfig) -> Meter:
+    return Meter(context.bus, context.log, every_s=config.meter_s)
 
 
 def main(config: Config) -> int:

@@ -7,7 +7,7 @@ import hmac
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinsmith.errors import ConfigError, StartupError, Unauthorized
+from tinsmith.errors import ConfigError, InvalidRequest, StartupError, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +39,19 @@ class Keyring:
                 "ask its operator for one and set TINKER_API_KEY"
             )
         return found
+
+
+def token_owner(keys: Keyring, token: str | None) -> str | None:
+    """The owner whose things a ``weights_access_token``, which is an API key, gives access to."""
+    if token is None:
+        return None
+    try:
+        return keys.owner(token)
+    except Unauthorized:
+        raise InvalidRequest(
+            "weights_access_token: not a key of this server; pass the API key of the owner, or "
+            "ask for the checkpoint to be published"
+        ) from None
 
 
 def owner_of(key: str) -> str:

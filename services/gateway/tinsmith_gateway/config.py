@@ -18,6 +18,9 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """Address to listen on; ``0.0.0.0`` for every interface."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8400
     """TCP port; 0 lets the system choose."""
+    public_url: str = ""
+    """Address under which clients reach the gateways, for the links that they are given; by default
+    the one that the request was sent to."""
     api_keys: tuple[str, ...] = ()
     """Keys that clients may present; each starts with ``tml-``."""
     api_key_file: str = ""
@@ -31,6 +34,11 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """Largest request in JSON, decompressed; all others wait while one is decoded."""
     compress_training_requests: bool = False
     """Ask clients to send training data as zstd: less network, more work on both sides."""
+    batch_polls: bool = False
+    """Ask clients to wait for all samples of a sampling session with one poll, instead of one for
+    each: fewer connections, results a moment later."""
+    announce_bytes: Annotated[int, Meta(ge=0)] = MIB
+    """A larger result is first announced by its size, for the client to make room."""
     max_samples: Annotated[int, Meta(ge=1)] = 1024
     """Most continuations that one sampling request may ask for."""
     max_topk_logprobs: Annotated[int, Meta(ge=0)] = 128
@@ -44,4 +52,5 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     service_stale_s: Annotated[float, Meta(gt=0)] = 10.0
     """A trainer or sampler that has been silent for so long counts as gone."""
     no_worker_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Work on a model that no service has served for so long fails."""
+    """Sampling from a model that no sampler has served for so long fails. Training waits, and its
+    client is told why."""

@@ -20,7 +20,7 @@ from tinsmith_gateway.wire import results
 if TYPE_CHECKING:
     from tinsmith.bus import Bus
     from tinsmith.messages.ops import OpDone
-    from tinsmith.messages.services import SampleReady
+    from tinsmith.messages.services import QueuePlace, SampleReady
     from tinsmith_gateway.config import GatewayConfig
     from tinsmith_gateway.liveness import Services
     from tinsmith_gateway.whereabouts import Whereabouts, Work
@@ -108,10 +108,10 @@ class Futures:
                 found = await work.stored()
                 if found is None and is_first:
                     found = await self._check_queued(work)
+                return found or await self._unfinished(work)
         except BrokerUnavailable as error:
             # An error here would be polled again at once: waiting is kinder to all.
             return Pending("paused_capacity", str(error))
-        return found or self._unfinished(work)
 
     async def _check_queued(self, work: Work) -> Payload | None:
         """NotFound when the work is neither queued nor done."""
@@ -125,9 +125,11 @@ class Futures:
             "or its result has expired; send the request again"
         )
 
-    def _unfinished(self, work: Work) -> Payload | Pending:
+    async def _unfinished(self, work: Work) -> Payload | Pending:
         silent_s = self._services.silent_s(work.role, work.base_model)
-        if silent_s > self._config.no_worker_timeout_s:
+        # A training request stays queued and is carried out whenever a trainer comes: to call it
+        # failed would be wrong then.
+        if work.role == "sampler" and silent_s > self._config.no_worker_timeout_s:
             message = (
                 f"no {work.role} has served {work.base_model!r} for {silent_s:.0f} s "
                 f"(limit {self._config.no_worker_timeout_s:g} s); "
@@ -140,13 +142,44 @@ class Futures:
                 "paused_capacity",
                 f"no {work.role} for model {work.base_model!r} is running; waiting for one",
             )
+        if (reason := await self._why_held_up(work)) is not None:
+            return Pending("paused_capacity", reason)
         return Pending("active")
+
+    async def _why_held_up(self, work: Work) -> str | None:
+        """What those who are there cannot do anything about, in words for the user."""
+        alive = self._services.serving(work.role, work.base_model, self._config.service_stale_s)
+        if (trouble := next(filter(None, (one.trouble for one in alive)), None)) is not None:
+            return trouble
+        model_id = ids.parse_future_id(work.request_id).target
+        if places := [p for one in alive if (p := one.places.get(model_id)) is not None]:
+            return _why_queued(places[0])
+        has_room = [one for one in alive if one.load.get("room", 1) > 0]
+        if work.role != "trainer" or not alive or has_room:
+            return None
+        owner = await self._bus.log.owner(model_id)
+        if owner is not None and owner.trainer_id in {one.instance for one in alive}:
+            return None
+        models = sum(int(one.load.get("models", 0)) for one in alive)
+        return (
+            f"every trainer of {work.base_model!r} is full ({len(alive)} running, with {models} "
+            "models); this model waits until another is released or a trainer is added"
+        )
 
     def _on_op_done(self, done: OpDone) -> None:
         self.waiters.wake(ids.future_id(done.model_id, done.seq))
 
     def _on_sample_ready(self, ready: SampleReady) -> None:
         self.waiters.wake(ready.request_id)
+
+
+def _why_queued(place: QueuePlace) -> str | None:
+    if not place.turns:
+        return None
+    return (
+        f"the trainer is busy with other models: {place.turns} of their turns "
+        f"({place.tokens} tokens) come before the next one of this model"
+    )
 
 
 async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:

@@ -11,11 +11,13 @@ from aiohttp import web
 
 from tinsmith.messages.table import SERVICE_ALIVE, SESSION_ALIVE
 from tinsmith_gateway.auth import Keyring
+from tinsmith_gateway.completions import Completions
 from tinsmith_gateway.futures import Futures
 from tinsmith_gateway.liveness import Hearing, Services
 from tinsmith_gateway.models import Models
 from tinsmith_gateway.registry import Registry
 from tinsmith_gateway.sessions import Sessions
+from tinsmith_gateway.signing import Signer
 from tinsmith_gateway.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from tinsmith.bus import Bus
     from tinsmith.messages.services import SessionAlive
+    from tinsmith.sealing import Seals
     from tinsmith_gateway.config import GatewayConfig
 
 TICK_S = 2.0
@@ -34,6 +37,7 @@ class Gateway:
 
     config: GatewayConfig
     bus: Bus
+    seals: Seals
     keys: Keyring
     hearing: Hearing
     services: Services
@@ -41,10 +45,14 @@ class Gateway:
     models: Models
     sessions: Sessions
     futures: Futures
+    completions: Completions
+    signer: Signer
     _subscriptions: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @classmethod
-    def build(cls, config: GatewayConfig, bus: Bus, api_keys: Iterable[str]) -> Gateway:
+    def build(
+        cls, config: GatewayConfig, bus: Bus, api_keys: Iterable[str], seals: Seals
+    ) -> Gateway:
         """The parts, connected; ``start`` brings them to life."""
         hearing = Hearing()
         services = Services(hearing)
@@ -53,13 +61,16 @@ class Gateway:
         return cls(
             config=config,
             bus=bus,
+            seals=seals,
             keys=Keyring(api_keys),
             hearing=hearing,
             services=services,
             registry=registry,
             models=models,
             sessions=Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s),
-            futures=Futures(bus, Whereabouts(bus, registry, models), services, config),
+            futures=Futures(bus, Whereabouts(bus, registry, models, seals), services, config),
+            completions=Completions(bus, config),
+            signer=Signer(bus),
         )
 
     async def start(self) -> None:
@@ -71,9 +82,11 @@ class Gateway:
             self._subscriptions.push_async_callback(subscription.close)
         await self.registry.start()
         await self.futures.start()
+        await self.completions.start()
 
     async def close(self) -> None:
         """The opposite of ``start``."""
+        await self.completions.close()
         await self.futures.close()
         await self.registry.close()
         await self._subscriptions.aclose()
@@ -89,6 +102,7 @@ class Gateway:
             except TimeoutError:
                 continue
         self.futures.release()
+        self.completions.release()
 
     def _on_session_alive(self, alive: SessionAlive) -> None:
         self.sessions.touch(alive.session_id)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.services import ServiceAlive
 
 Role = Literal["trainer", "sampler"]
+FORGET_S = 60.0  # an instance that has been silent for so long does not come back
 MAX_GAP_S = 30.0  # between two ticks: the process was suspended, or its loop was blocked
 
 
@@ -44,12 +45,25 @@ class Services:
     def __init__(self, hearing: Hearing) -> None:
         self._hearing = hearing
         self._heard: dict[tuple[str, str], float] = {}
+        self._pings: dict[str, tuple[float, ServiceAlive]] = {}  # the last one of each instance
 
     def heard(self, alive: ServiceAlive) -> None:
         """A service's ping."""
         now = self._hearing.clock()
+        if alive.instance not in self._pings:
+            self._pings = {k: v for k, v in self._pings.items() if now - v[0] < FORGET_S}
+        self._pings[alive.instance] = now, alive
         for model in alive.base_models:
             self._heard[alive.service, model] = now
+
+    def serving(self, role: Role, base_model: str, within_s: float) -> list[ServiceAlive]:
+        """The last pings of all who serve the model and were heard ``within_s``."""
+        since = self._hearing.clock() - within_s
+        return [
+            alive
+            for heard_at, alive in self._pings.values()
+            if heard_at >= since and alive.service == role and base_model in alive.base_models
+        ]
 
     def silent_s(self, role: Role, base_model: str) -> float:
         """For how long no service of that role has served the model; 0 up to the ping interval."""

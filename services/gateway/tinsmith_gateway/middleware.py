@@ -25,6 +25,10 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/api/v1/healthz"})
 """Answered without a key: who watches over the process has none."""
 
 
+DOWNLOADS = "/api/v1/downloads/"
+"""What lies behind is opened by a signed link instead of a key."""
+
+
 @web.middleware
 async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Gives the request an id that its log lines and its answer carry."""
@@ -58,7 +62,7 @@ async def report_errors(request: web.Request, handler: Handler) -> web.StreamRes
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Finds the owner behind ``X-API-Key``; Unauthorized without a valid one."""
-    if request.path not in OPEN_PATHS:
+    if request.path not in OPEN_PATHS and not request.path.startswith(DOWNLOADS):
         request[OWNER] = request.app[GATEWAY].keys.owner(request.headers.get("X-API-Key"))
     return await handler(request)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tinsmith.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from tinsmith.bus.views import View
     from tinsmith.messages.registry import ServedModel
     from tinsmith_gateway.liveness import Role
-    from tinsmith_gateway.views import View
 
 _USES = {"trainer": "training", "sampler": "sampling"}
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
+from tinsmith.bus.views import View
 from tinsmith.errors import Gone, InvalidRequest, NotFound
-from tinsmith.messages.table import CHECKPOINTS, RUNS, SAMPLERS, SERVED, SESSIONS
-from tinsmith_gateway.views import View
+from tinsmith.messages.table import CHECKPOINTS, RUNS, SAMPLERS, SERVED, SESSIONS, USAGE
+from tinsmith_gateway.wire.times import iso_time
 
 if TYPE_CHECKING:
     from tinsmith.bus import Bus
@@ -37,11 +37,13 @@ class Registry:
         self.samplers = View(bus.table(SAMPLERS), lambda sampler: sampler.session_id)
         self.checkpoints = View(bus.table(CHECKPOINTS), lambda checkpoint: checkpoint.model_id)
         self.served = View(bus.table(SERVED), lambda served: served.name)
+        self.usage = View(bus.table(USAGE), lambda used: used.owner)
         self._watches = AsyncExitStack()
 
     async def start(self) -> None:
         """Fills the views and follows the tables."""
-        for view in (self.sessions, self.runs, self.samplers, self.checkpoints, self.served):
+        views = (self.sessions, self.runs, self.samplers, self.checkpoints, self.served, self.usage)
+        for view in views:
             watch = await view.watch()
             self._watches.push_async_callback(watch.close)
 
@@ -55,6 +57,10 @@ class Registry:
         if found is None or found.owner != owner:
             raise NotFound(f"session_id: there is no session {session_id}; create one first")
         return found
+
+    def session_now(self, session_id: str) -> Session | None:
+        """A session as far as this gateway has heard, whoever its owner is."""
+        return self.sessions.peek(ids.token(session_id))
 
     async def run(self, owner: str, model_id: str) -> Run:
         """A model of ``owner``; NotFound otherwise."""
@@ -72,21 +78,35 @@ class Registry:
             )
         return found
 
-    async def checkpoint(self, owner: str, text: str) -> Checkpoint:
-        """The checkpoint of ``owner`` at a tinker:// path.
+    async def readable_run(self, owner: str, model_id: str) -> tuple[Run, list[Checkpoint]]:
+        """A model of ``owner`` with all its checkpoints; anybody's with those that are published.
+
+        NotFound when there are none, or no such model.
+        """
+        found = await self.runs.get(ids.token(ids.check_model_id(model_id)))
+        if found is not None:
+            checkpoints = self.listed_checkpoints(model_id)
+            if found.owner == owner:
+                return found, checkpoints
+            if published := [c for c in checkpoints if c.public]:
+                return found, published
+        raise NotFound(f"model_id: there is no model {model_id}; create it first")
+
+    async def checkpoint(
+        self, owner: str, text: str, *, token_owner: str | None = None
+    ) -> Checkpoint:
+        """The checkpoint at a tinker:// path: of ``owner``, of ``token_owner``, or published.
 
         Raises:
             InvalidRequest: not a path.
-            NotFound: no such checkpoint, or not the caller's.
+            NotFound: no such checkpoint, or not one that the caller may read.
             Gone: it has expired.
         """
         path = ids.parse_path(text)
         found = await self.checkpoints.get(ids.checkpoint_key(path))
-        if found is None or await self._owner_of(found) != owner:
-            raise NotFound(
-                f"path: there is no checkpoint {text}; list those there are with "
-                "RestClient.list_user_checkpoints"
-            )
+        readers = {owner, token_owner}
+        if found is None or not (found.public or await self._owner_of(found) in readers):
+            raise _no_checkpoint(text)
         if is_expired(found):
             raise Gone(
                 f"path: {text} expired on {iso_time(found.expires_ns or 0)}; "
@@ -94,14 +114,30 @@ class Registry:
             )
         return found
 
-    async def checkpoint_of_kind(self, owner: str, text: str, kind: str, use: str) -> Checkpoint:
+    async def linked_checkpoint(self, text: str) -> Checkpoint:
+        """One that a signed link names, for whoever has the link; NotFound, or Gone."""
+        found = await self.checkpoints.get(ids.checkpoint_key(ids.parse_path(text)))
+        if found is None:
+            raise _no_checkpoint(text)
+        return await self.checkpoint(await self._owner_of(found), text)
+
+    async def own_checkpoint(self, owner: str, path: ids.CheckpointPath) -> Checkpoint:
+        """A checkpoint of ``owner``, expired or not; NotFound otherwise."""
+        found = await self.checkpoints.get(ids.checkpoint_key(path))
+        if found is None or await self._owner_of(found) != owner:
+            raise _no_checkpoint(str(path))
+        return found
+
+    async def checkpoint_of_kind(
+        self, owner: str, text: str, kind: str, use: str, *, token_owner: str | None = None
+    ) -> Checkpoint:
         """As ``checkpoint``; InvalidRequest as well when it is not of the ``kind`` for ``use``."""
         if (given := ids.parse_path(text).kind) != kind:
             raise InvalidRequest(
                 f"path: {text} is of kind {given!r}, but {use} needs {kind!r}; "
                 f"make one with {MAKERS[kind]}"
             )
-        return await self.checkpoint(owner, text)
+        return await self.checkpoint(owner, text, token_owner=token_owner)
 
     def listed_checkpoints(self, model_id: str) -> list[Checkpoint]:
         """The checkpoints of a run that have a name and have not expired, newest first."""
@@ -122,6 +158,8 @@ def is_expired(checkpoint: Checkpoint) -> bool:
     return checkpoint.expires_ns is not None and checkpoint.expires_ns <= time.time_ns()
 
 
-def iso_time(unix_ns: int) -> str:
-    """Unix time in ns as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat()
+def _no_checkpoint(text: str) -> NotFound:
+    return NotFound(
+        f"path: there is no checkpoint {text}; list those there are with "
+        "RestClient.list_user_checkpoints"
+    )

@@ -34,7 +34,7 @@ async def serve(context: ServiceContext) -> None:
 
     config = context.config.section(GatewayConfig)
     keys = read_keys(config, DataDir(context.config.data_dir).api_key)
-    gateway = Gateway.build(config, context.bus, keys)
+    gateway = Gateway.build(config, context.bus, keys, context.seals)
     runner = build_runner(build_app(gateway))
     await gateway.start()
     try:

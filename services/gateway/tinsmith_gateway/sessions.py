@@ -17,13 +17,14 @@ from tinsmith.errors import BrokerUnavailable, Gone
 from tinsmith.messages.registry import Session
 from tinsmith.messages.services import SessionAlive
 from tinsmith.messages.table import SESSION_ALIVE
+from tinsmith_gateway.wire.labels import check_project
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from tinsmith.bus import Bus
+    from tinsmith.bus.views import View
     from tinsmith_gateway.liveness import Hearing
-    from tinsmith_gateway.views import View
     from tinsmith_gateway.wire.requests import CreateSession
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,7 @@ class Sessions:
             display_name=asked.display_name,
             tags=asked.tags,
             user_metadata=asked.user_metadata or {},
+            project_id=check_project(asked.project_id) if asked.project_id else None,
         )
         self.touch(session.session_id)
         await self._view.table.put(ids.token(session.session_id), session)
@@ -75,11 +77,22 @@ class Sessions:
         await self._bus.emit(SESSION_ALIVE, SessionAlive(session_id=session.session_id))
 
     async def end(
-        self, session: Session, status: Literal["finished", "expired"], detail: str
+        self,
+        session: Session,
+        status: Literal["finished", "expired"],
+        detail: str,
+        *,
+        reason: str = "",
     ) -> None:
         """Ends a session; of several ends the first stays."""
         if session.status == "active":
-            ended = structs.replace(session, status=status, detail=detail)
+            ended = structs.replace(
+                session,
+                status=status,
+                detail=detail,
+                finish_reason=reason,
+                ended_ns=time.time_ns(),
+            )
             await self._view.table.put(ids.token(session.session_id), ended)
         self._heard.pop(session.session_id, None)
 

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tinsmith import ids
+from tinsmith.errors import Forgotten
 from tinsmith.messages import ops
+from tinsmith.messages.failures import to_failed
 from tinsmith.messages.table import OPS, SAMPLES
-from tinsmith_gateway.wire import results
+from tinsmith_gateway.wire import custom_losses, results
+from tinsmith_gateway.wire.heads import head_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tinsmith.bus import Bus
+    from tinsmith.sealing import Seals
     from tinsmith_gateway.liveness import Role
     from tinsmith_gateway.models import Models
     from tinsmith_gateway.registry import Registry
@@ -44,13 +48,16 @@ class Work:
 class Whereabouts:
     """Finds work by its request id."""
 
-    def __init__(self, bus: Bus, registry: Registry, models: Models) -> None:
+    def __init__(self, bus: Bus, registry: Registry, models: Models, seals: Seals) -> None:
         self._bus = bus
+        self._seals = seals
         self._registry = registry
         self._models = models
 
     async def of(self, owner: str, request_id: str) -> Work:
         """InvalidRequest for what is no request id; NotFound unless its target is ``owner``'s."""
+        if (named := custom_losses.session_and_loss(request_id)) is not None:
+            return await self._custom_loss(owner, request_id, *named)
         future = ids.parse_future_id(request_id)
         if future.kind == "train":
             return await self._training(owner, request_id, future)
@@ -68,6 +75,27 @@ class Whereabouts:
             is_queued=lambda: self._bus.is_queued(OPS, **tokens),
         )
 
+    async def _custom_loss(
+        self, owner: str, request_id: str, session_id: str, loss_id: str
+    ) -> Work:
+        await self._registry.session(owner, session_id)
+        created = custom_losses.created(loss_id)
+
+        async def stored() -> Payload:
+            return created
+
+        async def is_queued() -> bool:
+            return False
+
+        return Work(
+            request_id=request_id,
+            session_id=session_id,
+            role="trainer",
+            base_model="",
+            stored=stored,
+            is_queued=is_queued,
+        )
+
     async def _sampling(self, owner: str, request_id: str, future: ids.FutureId) -> Work:
         sampler = await self._registry.sampler(owner, future.target)
         base_model = self._models.resolve(sampler.base_model)
@@ -82,17 +110,25 @@ class Whereabouts:
         )
 
     async def _op_result(self, future: ids.FutureId) -> Payload | None:
-        record = await self._bus.log.get(future.target, future.seq)
-        if record is None:
+        seal = await self._seals.of(future.target)
+        if isinstance(seal.why_closed, Forgotten):
+            return results.failed(to_failed(seal.why_closed))
+        found = await self._bus.log.committed(future.target, future.seq)
+        if found is None:
             return None
-        result = await self._bus.log.result(record)
+        result = await self._bus.log.result(found.record, seal)
         checkpoint = None
         if isinstance(result, ops.CreateModelDone):
-            body = (await self._bus.log.op(record)).body
+            body = (await self._bus.log.op(found.record, seal)).body
             checkpoint = body.checkpoint if isinstance(body, ops.CreateModel) else None
         elif isinstance(result, ops.ForwardBackwardDone):
             _report_odd_metrics(result)
-        return results.op_payload(result, model_id=future.target, checkpoint=checkpoint)
+        return results.op_payload(
+            result,
+            model_id=future.target,
+            head=head_metrics(future.seq, found.blake3),
+            checkpoint=checkpoint,
+        )
 
     async def _sample_result(self, future: ids.FutureId) -> Payload | None:
         result = await self._bus.results.get(future.target, future.seq)

@@ -22,6 +22,8 @@ from tinsmith_sampler.lora_layers import Adapter, LoraDelta
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tinsmith_sampler.lora_layers import LayerShape
+
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
@@ -68,13 +70,13 @@ class AdapterReader:
 
     def __init__(
         self,
-        layers: Mapping[str, tuple[int, int]],
+        layers: Mapping[str, LayerShape],
         *,
         dtype: torch.dtype,
         device: str,
         max_rank: int,
     ) -> None:
-        self._layers = layers  # name -> (in, out)
+        self._layers = layers
         self._dtype = dtype
         self._device = device
         self._max_rank = max_rank
@@ -84,10 +86,17 @@ class AdapterReader:
         try:
             config = self._config(_file(files, CONFIG))
             pairs = _pairs(_tensors(_file(files, WEIGHTS)))
-            deltas = {layer: self._delta(layer, pair, config) for layer, pair in pairs.items()}
+            deltas: dict[str, LoraDelta] = {}
+            expert_deltas: dict[str, tuple[LoraDelta, ...]] = {}
+            for layer, pair in pairs.items():
+                parts = self._deltas(layer, pair, config)
+                if self._layers[layer].experts:
+                    expert_deltas[layer] = parts
+                else:
+                    (deltas[layer],) = parts
         except InvalidRequest as problem:
             raise InvalidRequest(f"adapter {version}: {problem}") from problem
-        return Adapter(version, deltas)
+        return Adapter(version, deltas, expert_deltas)
 
     def _config(self, data: bytes) -> PeftConfig:
         try:
@@ -107,17 +116,26 @@ class AdapterReader:
                 )
         return config
 
-    def _delta(self, layer: str, pair: dict[str, torch.Tensor], config: PeftConfig) -> LoraDelta:
+    def _deltas(
+        self, layer: str, pair: dict[str, torch.Tensor], config: PeftConfig
+    ) -> tuple[LoraDelta, ...]:
+        """One, or one for each expert: A has theirs below one another, B side by side."""
         if layer not in self._layers:
             raise InvalidRequest(f"{WEIGHTS}: the base model has no linear layer {layer!r}")
-        inputs, outputs = self._layers[layer]
-        down = _checked(pair, "A", layer, (config.r, inputs))
-        up = _checked(pair, "B", layer, (outputs, config.r))
+        inputs, outputs, experts = self._layers[layer]
+        count = max(1, experts)
+        down = _checked(pair, "A", layer, (config.r * count, inputs))
+        up = _checked(pair, "B", layer, (outputs, config.r * count))
         scaled = up.float() * (config.lora_alpha / config.r)
-        return LoraDelta(
-            FrozenLinear(down.to(self._device, self._dtype)),
-            FrozenLinear(scaled.to(self._device, self._dtype)),
+        downs = down.view(count, config.r, inputs)
+        ups = scaled.view(outputs, config.r, count).permute(2, 0, 1)  # the expert varies fastest
+        return tuple(
+            LoraDelta(self._frozen(down), self._frozen(up))
+            for down, up in zip(downs, ups, strict=True)
         )
+
+    def _frozen(self, weight: torch.Tensor) -> FrozenLinear:
+        return FrozenLinear(weight.to(self._device, self._dtype).contiguous())
 
 
 def _file(files: Mapping[str, bytes], name: str) -> bytes:

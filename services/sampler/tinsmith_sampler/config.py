@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from tinsmith.config import Section
 
+LogPolicy = Literal["off", "digest", "full"]
+
 
 class SamplerConfig(Section, frozen=True, kw_only=True):
     """Settings of ``[sampler]``."""
@@ -30,3 +32,7 @@ class SamplerConfig(Section, frozen=True, kw_only=True):
     """Most continuations of one request."""
     max_topk: Annotated[int, Meta(ge=0)] = 128
     """Most alternatives per position."""
+    log: LogPolicy = "digest"
+    """What the log of samples keeps of an answer: ``off`` nothing, ``digest`` settings and digests,
+    by which a copy of it can be proved, ``full`` prompt and answer too, so that ``tinsmith replay
+    --sampling`` can draw it again."""

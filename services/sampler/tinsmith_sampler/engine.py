@@ -100,6 +100,10 @@ class Engine(Protocol):
         """What computes the numbers, e.g. ``torch/cpu/float32``."""
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What decides the last bits: versions, device, threads, weights. Known after ``start``."""
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this. Known after ``start``."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from tinsmith.errors import StartupError
 from tinsmith_sampler import attention
@@ -14,20 +15,29 @@ from tinsmith_sampler import attention
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from tinsmith.model_files import ModelFiles, Quantization
     from tinsmith_sampler.stopping import Decode
 
 _log = structlog.get_logger(__name__)
 
 
-def load_model(path: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def load_model(
+    files: ModelFiles, *, dtype: torch.dtype, device: str, quantization: Quantization
+) -> PreTrainedModel:
     """The frozen model, its attention ours; StartupError for one that would come out wrong."""
     attention.register()
+    config = files.loader_form(str(dtype).removeprefix("torch."), quantization)
+    form: dict[str, object] = {}
+    if config is not None:
+        form["quantization_config"] = AutoQuantizationConfig.from_dict(config)
+    if quantization != "none":
+        form["device_map"] = {"": device}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=attention.NAME
+            str(files.folder), dtype=dtype, attn_implementation=attention.NAME, **form
         )
     except (OSError, ValueError) as problem:
-        raise StartupError(f"model: {path!r} cannot be loaded: {problem}") from problem
+        raise StartupError(f"model: {files.folder} cannot be loaded: {problem}") from problem
     reason = _unsupported(model, model.config.get_text_config())
     if reason is not None:
         raise StartupError(
@@ -35,9 +45,36 @@ def load_model(path: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel
             "serve it with SGLang"
         )
     model.requires_grad_(False)  # noqa: FBT003  torch's signature
-    model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
+    if quantization == "none":  # layers of bitsandbytes are there, and may not be moved
+        model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
     model.eval()  # type: ignore[no-untyped-call]
     return cast("PreTrainedModel", model)
+
+
+def make_dense(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Turn quantised layers into ordinary ones with the same values.
+
+    A decoding pass reads every weight for a few rows: making them dense each time would cost more
+    than the pass. So only the values are those of the quantised base, the memory is not.
+    """
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and not module.weight.is_floating_point():
+            dense = torch.nn.Linear(1, 1, bias=False)
+            dense.in_features, dense.out_features = module.in_features, module.out_features
+            dense.weight = torch.nn.Parameter(_dequantised(module).to(dtype), requires_grad=False)
+            dense.bias = module.bias
+            model.set_submodule(name, dense)
+
+
+def _dequantised(linear: torch.nn.Linear) -> torch.Tensor:
+    weight: Any = linear.weight
+    if weight.dtype == torch.int8:  # the largest magnitude of a row is stored as 127
+        scales: torch.Tensor = weight.SCB
+        return linear.weight.data * (scales[:, None] / 127)
+    from bitsandbytes.functional import dequantize_4bit
+
+    dense: torch.Tensor = dequantize_4bit(weight.data, weight.quant_state)
+    return dense
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
@@ -65,12 +102,14 @@ def eos_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 def _unsupported(model: PreTrainedModel, config: PretrainedConfig) -> str | None:
     """What this model has that the engine would compute wrongly."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    rope = str(getattr(config, "rope_parameters", None))  # of all layers, or of each kind
     if not getattr(model, "_supports_attention_backend", False):
         return "has an attention of its own"
-    if kinds != {"full_attention"}:
-        return f"has layers of kind {sorted(kinds - {'full_attention'})}"
-    if rope in ("dynamic", "longrope"):
-        return f"has {rope} rotary embeddings, which change with the longest row of a pass"
+    if unknown:
+        return f"has layers of kind {sorted(unknown)}"
+    for changing in ("dynamic", "longrope"):
+        if f"'{changing}'" in rope:
+            return f"has {changing} rotary embeddings, which change with the longest row of a pass"
     return None

@@ -6,8 +6,8 @@ delta is a product on a slice; it is padded like a pass, so that its bits do not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that get the same input, as the models of Hugging Face name them."""
+
+
+class LayerShape(NamedTuple):
+    """What an adapter may change: a linear layer, or one parameter of all experts of a layer."""
+
+    inputs: int
+    outputs: int
+    experts: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,6 +47,8 @@ class Adapter:
 
     version: str
     deltas: Mapping[str, LoraDelta]
+    expert_deltas: Mapping[str, tuple[LoraDelta, ...]] = field(default_factory=dict)
+    """Of every expert, by the name that PEFT has for the parameter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 import torch
 
+from tinsmith import memory, model_files
 from tinsmith.errors import StartupError
-from tinsmith_sampler import lora_layers
+from tinsmith_sampler import experts, lora_layers
+from tinsmith_sampler.environment import base_blake3
 from tinsmith_sampler.kv_cache import PAGE, KvCache, whole_pages
 from tinsmith_sampler.linear_kernels import PassShape
-from tinsmith_sampler.loading import decoder, eos_tokens, load_model, load_tokenizer
+from tinsmith_sampler.loading import (
+    decoder,
+    eos_tokens,
+    load_model,
+    load_tokenizer,
+    make_dense,
+)
+from tinsmith_sampler.lora_layers import LayerShape
 from tinsmith_sampler.passes import Piece, lay_out
 
 if TYPE_CHECKING:
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from tinsmith.model_files import ModelFiles, Quantization
     from tinsmith_sampler.lora_layers import RowGroup
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +52,14 @@ class TorchOptions:
     context_length: int | None = None  # None: that of the model
     prefill_tokens: int = 256  # prompt tokens between two decoding passes
     max_lora_rank: int = 128
+    quantization: Quantization = "none"  # of the base; the values are those, held in ``dtype``
+
+
+def device_of(configured: str) -> str:
+    """Where the model lives; ``auto`` takes a GPU when there is one."""
+    if configured != "auto":
+        return configured
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ServedModel:
@@ -51,8 +69,15 @@ class ServedModel:
         torch.set_num_threads(options.threads)
         self.device = options.device
         self.dtype = _DTYPES[options.dtype]
-        model = load_model(options.model_path, dtype=self.dtype, device=self.device)
-        tokenizer = load_tokenizer(options.model_path)
+        files = model_files.find(options.model_path)
+        model_files.check_quantization(files, options.quantization, device=self.device)
+        _check_room(files, options)
+        model = load_model(
+            files, dtype=self.dtype, device=self.device, quantization=options.quantization
+        )
+        self.base_blake3 = base_blake3(model)  # before its layers are packed for our kernels
+        make_dense(model, self.dtype)
+        tokenizer = load_tokenizer(str(files.folder))
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.cache = _cache(config, options, self.dtype)
@@ -65,17 +90,27 @@ class ServedModel:
         self.eos_tokens = eos_tokens(model, tokenizer)
         self.to_text = decoder(tokenizer)
         self._active = lora_layers.ActiveAdapters()
+        self._experts = experts.install(model, self._active)
         self._layers = lora_layers.install(model, self._active)
         self._body = model.base_model
         self._head = cast("nn.Module", model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
         kernels = [layer.product.kernel for layer in self._layers.values()]
+        for mixture in self._experts.values():
+            kernels += [kernel for matrix in mixture.kernels.values() for kernel in matrix]
         self.shape = PassShape.of(kernel.rows for kernel in kernels)
         self._check_head(model)
 
     @property
-    def layer_shapes(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of every linear layer that an adapter may change."""
-        return {name: (one.in_features, one.out_features) for name, one in self._layers.items()}
+    def layer_shapes(self) -> dict[str, LayerShape]:
+        """What an adapter may change, by the names that PEFT has for it."""
+        shapes = {
+            name: LayerShape(one.in_features, one.out_features)
+            for name, one in self._layers.items()
+        }
+        for mixture in self._experts.values():
+            shapes |= mixture.shapes
+        return shapes
 
     def prefill(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """A pass over stretches of prompts; returns the wanted logits of each, float32 [wanted, V].
@@ -122,8 +157,14 @@ class ServedModel:
             part = hidden_NK[first : first + self.shape.decode_most]
             clipped = (group.clipped(first, first + len(part)) for group in groups)
             self._active.groups = tuple(group for group in clipped if group.first < group.end)
-            blocks.append(self._head(part[None])[0].float())
+            blocks.append(self._capped(self._head(part[None])[0].float()))
         return torch.cat(blocks)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """As the Gemma family caps its logits."""
+        if self._softcap is None:
+            return logits
+        return self._softcap * torch.tanh(logits / self._softcap)
 
     def _check_head(self, model: PreTrainedModel) -> None:
         """Some models do more to the logits than their head does; those need their own code."""
@@ -132,7 +173,8 @@ class ServedModel:
             raise StartupError("kv_tokens: there is not room for one page; raise it")
         piece = Piece(np.arange(4, dtype=np.int32), 0, extent, None, np.arange(4))
         arguments = lay_out([piece], self.cache, rows=1, device=self.device).arguments()
-        mine = self._head(self._body(**arguments).last_hidden_state)
+        self._active.height = 1
+        mine = self._capped(self._head(self._body(**arguments).last_hidden_state))
         theirs = model(**arguments).logits
         self.cache.give(extent)
         if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-3):
@@ -140,6 +182,25 @@ class ServedModel:
                 f"model: {type(model).__name__} changes its logits after the head, which the "
                 "torch engine does not know; serve it with SGLang"
             )
+
+
+def _check_room(files: ModelFiles, options: TorchOptions) -> None:
+    config = files.config
+    heads = config.get("num_attention_heads") or 1
+    width = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    floats = 2 * config.get("num_hidden_layers", 0) * width
+    floats *= config.get("num_key_value_heads") or heads
+    needs = {
+        f"for weights in {options.dtype}": files.weight_bytes(options.dtype),
+        f"for a cache of {options.kv_tokens} tokens": floats
+        * options.kv_tokens
+        * _DTYPES[options.dtype].itemsize,
+    }
+    on_gpu = options.device.startswith("cuda")
+    free = torch.cuda.mem_get_info()[0] if on_gpu else memory.available_bytes()
+    halve = 'set dtype to "bfloat16", ' if options.dtype == "float32" else ""
+    remedy = f"{halve}lower the sampler's cache_tokens, or serve a smaller model"
+    memory.check_room(options.model_path, needs, free, place=options.device, remedy=remedy)
 
 
 def _cache(config: PretrainedConfig, options: TorchOptions, dtype: torch.dtype) -> KvCache:

@@ -90,6 +90,7 @@ def assemble(
         prompt_cache_hit_tokens=min(
             one.cached_tokens for one in (*generated, scored) if one is not None
         ),
+        prompt_tokens=len(sample.prompt) // 4,
         weight_version=version(sample) or "",
         plane=plane,
     )

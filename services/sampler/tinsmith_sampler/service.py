@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
+
+import msgspec
+from blake3 import blake3
 
 from tinsmith import ids
 from tinsmith.cores import threads
@@ -16,14 +19,17 @@ from tinsmith.messages.sampling import SampleDone, SampleFailed
 from tinsmith.messages.services import SampleReady
 from tinsmith.service import run_service
 from tinsmith_sampler.answering import answer
+from tinsmith_sampler.cancelling import Cancellable
 from tinsmith_sampler.checks import Limits
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.recording import Recorder
 from tinsmith_sampler.residency import AdapterResidency
 
 if TYPE_CHECKING:
-    from tinsmith.bus import Delivery
+    from tinsmith.bus import Delivery, Taken
     from tinsmith.config import Config, ModelConfig
-    from tinsmith.messages.sampling import AdapterRef, Sample
+    from tinsmith.errors import ServerError
+    from tinsmith.messages.sampling import AdapterRef, Sample, SampleResult
     from tinsmith.service import ServiceContext
     from tinsmith_sampler.engine import Engine
 
@@ -48,7 +54,11 @@ class Sampler:
             max_topk=config.max_topk,
         )
         self._pool = ids.pool_token(model.name)
+        self._in_hand = Cancellable()
         self._slots = asyncio.Semaphore(config.max_requests)
+        self._instance = context.instance
+        self._environment = engine.environment
+        self._recorder = Recorder(context.bus.samples, context.seals.of, config.log, context.load)
 
     async def run(self) -> None:
         """Runs until cancelled; unfinished requests then go to another sampler."""
@@ -61,27 +71,58 @@ class Sampler:
             sampler="*",
             seq="*",
         )
-        async with asyncio.TaskGroup() as tasks:
-            async for delivery in worklist.deliveries():
-                await self._slots.acquire()
+        async with AsyncExitStack() as held, asyncio.TaskGroup() as tasks:
+            heard = await self._bus.listen(table.SAMPLE_CANCELLED, self._in_hand.cancel)
+            held.push_async_callback(heard.close)
+            deliveries = await held.enter_async_context(
+                aclosing(worklist.deliveries(on_lost=self._fail))
+            )
+            while True:
+                await self._slots.acquire()  # before asking: another sampler may be idle
+                delivery = await anext(deliveries)
                 name = f"sample {delivery.message.request_id}"
                 task = tasks.create_task(self._serve(delivery), name=name)
                 task.add_done_callback(lambda _: self._slots.release())
 
+    async def _fail(self, taken: Taken[Sample], error: ServerError) -> None:
+        """Answer a request whose contents are lost."""
+        sampler, seq = taken.subject.split(".")[-2:]
+        sampler_id = ids.of_token(sampler)
+        request_id = ids.future_id(sampler_id, int(seq))
+        failed = SampleFailed(request_id=request_id, failure=to_failed(error))
+        await self._bus.results.put_first(sampler_id, int(seq), failed)
+        await self._bus.emit(table.SAMPLE_READY, SampleReady(request_id=request_id))
+
     async def _serve(self, delivery: Delivery[Sample]) -> None:
         request = delivery.message
         try:
-            result = await self._result(request)
-            await self._bus.results.put_first(request.sampler_id, request.seq, result)
+            digest = blake3(delivery.payload).hexdigest()
+            result = await self._earlier(delivery) or await self._store(request, digest)
+            await self._bus.emit(table.SAMPLE_READY, SampleReady(request_id=request.request_id))
+            await self._recorder.write(request, digest, result)
         except asyncio.CancelledError:
             await delivery.give_back()
             raise
-        except Exception:  # noqa: BLE001 - not stored; the next attempt draws the same answer
-            self._log.exception("result not stored", request_id=request.request_id)
+        except Exception:  # noqa: BLE001 - the next attempt draws the same answer
+            self._log.exception("result not stored or logged", request_id=request.request_id)
             await delivery.give_back(delay_s=1.0)
             return
         await delivery.ack()
-        await self._bus.emit(table.SAMPLE_READY, SampleReady(request_id=request.request_id))
+
+    async def _earlier(self, delivery: Delivery[Sample]) -> SampleResult | None:
+        """What an earlier attempt has stored before it ended: only the rest is to be done."""
+        if delivery.attempts == 1:
+            return None
+        request = delivery.message
+        return await self._bus.results.get(request.sampler_id, request.seq)
+
+    async def _store(self, request: Sample, digest: str) -> SampleResult:
+        """Answer it; the result that is stored then, which may be an earlier one."""
+        result: SampleResult = await self._result(request)
+        if isinstance(result, SampleDone):
+            origin = {"sampler": self._instance, "environment": self._environment}
+            result = msgspec.structs.replace(result, request_blake3=digest, **origin)
+        return await self._bus.results.put_first(request.sampler_id, request.seq, result)
 
     async def _result(self, request: Sample) -> SampleDone | SampleFailed:
         log = self._log.bind(request_id=request.request_id)
@@ -91,7 +132,8 @@ class Sampler:
                     await held.enter_async_context(
                         self._adapters.hold(adapter.version, lambda: self._fetch(adapter))
                     )
-                return await answer(self._engine, request, self._limits)
+                work = answer(self._engine, request, self._limits)
+                return await self._in_hand.run(request.request_id, work)
         except Exception as exc:
             if isinstance(exc, UserError):
                 log.info("request refused", error=str(exc))
@@ -129,23 +171,19 @@ async def serve(context: ServiceContext) -> None:
 
 def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:
     """The one place that chooses an engine. Imports torch, so it runs on a thread."""
-    import torch
-
-    from tinsmith_sampler.model import TorchOptions
+    from tinsmith_sampler.model import TorchOptions, device_of
     from tinsmith_sampler.torch_engine import TorchEngine
 
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     return TorchEngine(
         TorchOptions(
             model_path=model.source,
             dtype=model.dtype,
-            device=device,
+            device=device_of(config.device),
             threads=threads(config.threads),
             max_rows=config.max_rows,
             kv_tokens=config.cache_tokens,
             context_length=model.context_length,
+            quantization=model.quantization,
         )
     )
 

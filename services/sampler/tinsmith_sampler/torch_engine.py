@@ -24,6 +24,7 @@ from tinsmith.errors import InvalidRequest, NotSupported, ServerError
 from tinsmith_sampler.adapter_files import AdapterReader
 from tinsmith_sampler.batcher import Batcher
 from tinsmith_sampler.engine import EngineLoad, Generated, Scored
+from tinsmith_sampler.environment import describe
 from tinsmith_sampler.mailbox import Mailbox
 from tinsmith_sampler.model import ServedModel
 from tinsmith_sampler.stopping import Stopper, StopText
@@ -57,6 +58,11 @@ class TorchEngine:
     def plane(self) -> str:
         """What computes the numbers."""
         return f"torch/{self._options.device}/{self._options.dtype}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What decides the last bits."""
+        return describe(self._options, self._model)
 
     @property
     def vocab_size(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tinsmith.messages.ops import LoraShape
-    from tinsmith_trainer.lora import Target
+    from tinsmith_trainer.targets import Target
 
 _SEED_BYTES = 8
 
@@ -34,22 +34,30 @@ class Layout:
     def __init__(self, targets: Sequence[Target], rank: int) -> None:
         self._targets = tuple(targets)
         self._rank = rank
-        self.size = rank * sum(t.in_features + t.out_features for t in targets)
+        self.size = sum(self._rows(t) * (t.in_features + t.out_features) for t in targets)
 
     @property
-    def module_names(self) -> list[str]:
-        """The last parts of the targets' names, each once, sorted: PEFT's ``target_modules``."""
-        return sorted({target.name.rpartition(".")[2] for target in self._targets})
+    def targets(self) -> tuple[Target, ...]:
+        """What the array has the factors of, in its order."""
+        return self._targets
+
+    def _rows(self, target: Target) -> int:
+        """Rows of A and columns of B: the rank, once for each expert."""
+        return self._rank * max(1, target.experts)
 
     def views(self, flat: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The factors A [r, in] and B [out, r] of each target by its name, as views."""
+        """The factors A [r, in] and B [out, r] of each target by its name, as views.
+
+        Those of E experts are [E * r, in] and [out, r * E]; see ``experts``.
+        """
         views = {}
         start = 0
         for target in self._targets:
-            middle = start + self._rank * target.in_features
-            end = middle + target.out_features * self._rank
-            A_RI = flat[start:middle].view(self._rank, target.in_features)
-            B_OR = flat[middle:end].view(target.out_features, self._rank)
+            rows = self._rows(target)
+            middle = start + rows * target.in_features
+            end = middle + target.out_features * rows
+            A_RI = flat[start:middle].view(rows, target.in_features)
+            B_OR = flat[middle:end].view(target.out_features, rows)
             views[target.name] = (A_RI, B_OR)
             start = end
         return views
@@ -117,8 +125,8 @@ class Adapter:
     def collecting(self) -> Iterator[None]:
         """Collect gradients in the block and add them up at its end.
 
-        A block that fails leaves the accumulated gradient as it was, and so does a sum that no
-        optimizer step could use.
+        A block that fails leaves the accumulated gradient as it was. Whether the sum is one that
+        a step can use is decided by the step.
         """
         fresh = torch.zeros_like(self.weights)
         for name, (grad_A, grad_B) in self.layout.views(fresh).items():
@@ -130,7 +138,6 @@ class Adapter:
                 pair.A_RI.grad = pair.B_OR.grad = None
         if self.gradient is not None:
             fresh += self.gradient
-        optim.norm_of(fresh)
         self.gradient = fresh
 
 

@@ -18,10 +18,13 @@ import msgspec
 import safetensors.numpy
 import safetensors.torch
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError
 
 from tinsmith.errors import InvalidRequest
+from tinsmith.messages.base import BlobRef
 from tinsmith.messages.ops import LoraShape
+from tinsmith_trainer import peft_format
 from tinsmith_trainer.adapters import Layout, Snapshot
 from tinsmith_trainer.lora import check_shape
 from tinsmith_trainer.optim import AdamState
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tinsmith_trainer.lora import Target, Targets
+    from tinsmith_trainer.targets import Target, Targets
 
 S = TypeVar("S")
 
@@ -41,7 +44,6 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 
 _FORMAT = 1
-_PEFT_PREFIX = "base_model.model."
 
 
 class _TrainerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,25 +60,13 @@ class _TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     train_unembed: bool
 
 
-class _PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of ``adapter_config.json`` that decide what an adapter computes."""
-
-    peft_type: str
-    r: int
-    lora_alpha: float
-    bias: str = "none"
-    use_rslora: bool = False
-    use_dora: bool = False
-    modules_to_save: list[str] | None = None
-    rank_pattern: dict[str, int] = {}
-    alpha_pattern: dict[str, float] = {}
-
-
 def to_files(snapshot: Snapshot, *, with_optimizer: bool) -> dict[str, bytes]:
     """The files of a checkpoint by name, with or without what training needs to go on."""
     files = {
         WEIGHTS: _pack(_peft_names(snapshot.layout, snapshot.weights)),
-        CONFIG: _json(_peft_config(snapshot)),
+        CONFIG: _json(
+            peft_format.config(snapshot.base_model, snapshot.lora, snapshot.layout.targets)
+        ),
     }
     if with_optimizer:
         state = snapshot.optimizer
@@ -93,6 +83,11 @@ def to_files(snapshot: Snapshot, *, with_optimizer: bool) -> dict[str, bytes]:
             }
         )
     return files
+
+
+def refs(files: Mapping[str, bytes]) -> dict[str, BlobRef]:
+    """What ``files`` are called in the blob store, whether they are there or not."""
+    return {name: BlobRef(blake3(data).hexdigest(), len(data)) for name, data in files.items()}
 
 
 def from_files(
@@ -121,9 +116,10 @@ def from_files(
 
 def _peft_names(layout: Layout, flat: Tensor) -> dict[str, Tensor]:
     names = {}
-    for name, (A_RI, B_OR) in layout.views(flat).items():
-        names[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = A_RI
-        names[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = B_OR
+    views = layout.views(flat)
+    for target in layout.targets:
+        name_A, name_B = peft_format.tensor_names(target)
+        names[name_A], names[name_B] = views[target.name]
     return names
 
 
@@ -131,36 +127,15 @@ def _moment_names(layout: Layout, moment: str, flat: Tensor) -> dict[str, Tensor
     return {f"{moment}.{name}": view for name, view in _peft_names(layout, flat).items()}
 
 
-def _peft_config(snapshot: Snapshot) -> dict[str, object]:
-    """PEFT fills in what is left out; this much other engines read as well."""
-    lora = snapshot.lora
-    return {
-        "base_model_name_or_path": snapshot.base_model,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
-        "lora_dropout": 0.0,
-        "modules_to_save": None,
-        "peft_type": "LORA",
-        "r": lora.rank,
-        "target_modules": snapshot.layout.module_names,
-        "task_type": "CAUSAL_LM",
-        "use_dora": False,
-        "use_rslora": False,
-    }
-
-
 def _shape(
     files: Mapping[str, bytes], base_model: str, tensors: Mapping[str, Tensor], targets: Targets
 ) -> LoraShape:
     """The shape that the files agree on."""
-    config = _decode(files, CONFIG, _PeftConfig)
-    _check_plain(config)
+    config = _decode(files, CONFIG, peft_format.PeftConfig)
+    peft_format.check_plain(config, CONFIG)
 
     def holds(group: tuple[Target, ...]) -> bool:
-        return any(f"{_PEFT_PREFIX}{target.name}.lora_A.weight" in tensors for target in group)
+        return any(peft_format.tensor_names(target)[0] in tensors for target in group)
 
     lora = LoraShape(
         rank=config.r,
@@ -176,18 +151,6 @@ def _shape(
         _check_agreement(state, lora)
     check_shape(lora)
     return lora
-
-
-def _check_plain(config: _PeftConfig) -> None:
-    """Variants of LoRA would load without complaint and compute something else."""
-    plain = _PeftConfig(peft_type="LORA", r=config.r, lora_alpha=config.lora_alpha)
-    for field in _PeftConfig.__struct_fields__:
-        value = getattr(config, field)
-        if value != getattr(plain, field):
-            raise InvalidRequest(
-                f"{CONFIG}: {field} is {value!r}, which this server does not support; "
-                f"use an adapter with {field} {getattr(plain, field)!r}"
-            )
 
 
 def _check_base(theirs: str, ours: str) -> None:

@@ -23,6 +23,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     microbatch_tokens: Annotated[int, Meta(ge=0)] = 0
     """Padded tokens of one forward and backward pass; 0 for 1024 on a CPU, 8192 on a GPU. Bounds
     memory, not batch size; results depend on it in the last bit."""
+    checkpointing: bool = False
+    """Compute a layer's activations again when their gradient is due instead of keeping them:
+    memory for a third more time, and the same results. For long sequences."""
     placement_timeout_s: Annotated[float, Meta(ge=3, le=120)] = 9.0
     """How long a silent trainer keeps its models before another may take them over."""
     checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0

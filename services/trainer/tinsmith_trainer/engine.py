@@ -1,7 +1,8 @@
 """The training engine: every operation on every model, carried out synchronously.
 
 Used from one thread. What an operation computes is a function of its model's state and of the
-operation alone; one that raises has changed nothing.
+operation alone; one that raises has changed nothing, but for a step whose gradient is unusable:
+it drops that gradient.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, UnusableGradient
 from tinsmith.messages.base import Tensor
 from tinsmith.messages.ops import (
     CreateModel,
@@ -20,20 +21,22 @@ from tinsmith.messages.ops import (
     OptimStep,
     OptimStepDone,
 )
-from tinsmith_trainer import checkpoint_files, datums, losses, optim, packing
+from tinsmith_trainer import checkpoint_files, custom_loss, datums, losses, mismatch, optim, packing
 from tinsmith_trainer.adapters import Adapter, Adapters, Snapshot
+from tinsmith_trainer.checkpointing import checkpoint_layers
 from tinsmith_trainer.lora import check_shape
 from tinsmith_trainer.passes import Passes
+from tinsmith_trainer.room import Room
 from tinsmith_trainer.state import StateView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from tinsmith.messages.ops import LoraShape, OpResult
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
-    from tinsmith_trainer.losses import Loss
-    from tinsmith_trainer.passes import Scored
+    from tinsmith_trainer.loss import Loss
+    from tinsmith_trainer.microbatch import Scored
 
 __all__ = ["EngineOp", "Snapshot", "TrainingEngine"]
 
@@ -44,13 +47,22 @@ EngineOp = CreateModel | ForwardBackward | OptimStep
 class TrainingEngine:
     """Many adapters on one base model."""
 
-    def __init__(self, base: BaseModel, *, microbatch_tokens: int = 4096) -> None:
-        """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass."""
+    def __init__(
+        self, base: BaseModel, *, microbatch_tokens: int = 4096, checkpointing: bool = False
+    ) -> None:
+        """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass.
+
+        With ``checkpointing`` layers keep only their inputs for the backward pass, and compute the
+        rest once more: the same bits with less memory, in more time.
+        """
         self.info: BaseModelInfo = base.info
         self._device = base.device
         self.microbatch_tokens = microbatch_tokens
         self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
         self._passes = Passes(base)
+        self._room = Room(base, self._passes.kept_bytes, checkpointing=checkpointing)
+        if checkpointing:
+            checkpoint_layers(base.model)
         self._adapters = Adapters()
 
     def models(self) -> tuple[str, ...]:
@@ -94,31 +106,56 @@ class TrainingEngine:
         return CreateModelDone(model_id=model_id, lora=snapshot.lora)
 
     def forward_backward(self, model_id: str, op: ForwardBackward) -> ForwardBackwardDone:
+        """``passes`` from the first to the last."""
+        passes = self.passes(model_id, op)
+        while True:
+            try:
+                next(passes)
+            except StopIteration as end:
+                done: ForwardBackwardDone = end.value
+                return done
+
+    def passes(
+        self, model_id: str, op: ForwardBackward
+    ) -> Generator[int, None, ForwardBackwardDone]:
         """Score the datums and, unless ``forward_only``, add up their gradient.
+
+        Yields the tokens of each pass before it is made; other models may be used meanwhile.
 
         Raises:
             InvalidRequest: naming the datum, the key, the value and the limit, before anything
-                is computed; or for results that are not finite.
+                is computed; or for a loss that is not finite. The accumulated gradient is then
+                as it was.
+            NoRoom: a datum alone takes more memory than there is.
         """
         adapter = self._adapters.get(model_id)
-        loss = losses.find(op.loss_fn)
-        settings = loss.configure(op.loss_config)
-        examples = datums.parse(op.data, loss, self._limits)
+        loss, settings = losses.chosen(op.loss_fn, op.loss_config)
+        examples = datums.parse(op.data, loss, settings, self._limits)
+        self._check_room(examples, with_gradient=not op.forward_only)
         if op.forward_only:
-            return self._run(adapter, examples, loss, settings, with_gradient=False)
+            return (yield from self._run(adapter, examples, loss, settings, with_gradient=False))
         with adapter.collecting():
-            return self._run(adapter, examples, loss, settings, with_gradient=True)
+            return (yield from self._run(adapter, examples, loss, settings, with_gradient=True))
 
     def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
         """One AdamW step on the accumulated gradient, which is gone afterwards.
 
         Without a gradient nothing changes, as in torch.
+
+        Raises:
+            InvalidRequest: a hyperparameter is out of range; the gradient stays.
+            UnusableGradient: it is not finite, or too large; weights and moments stay, and the
+                gradient is gone, so that training can go on from here.
         """
         adapter = self._adapters.get(model_id)
         optim.check(op)
         norm = 0.0
         if adapter.gradient is not None:
-            norm = optim.step(adapter.weights, adapter.gradient, adapter.optimizer, op)
+            try:
+                norm = optim.step(adapter.weights, adapter.gradient, adapter.optimizer, op)
+            except UnusableGradient:
+                adapter.gradient = None
+                raise
             adapter.gradient = None
         return OptimStepDone(
             metrics={"grad_norm": norm, "optimizer_steps": float(adapter.optimizer.steps)}
@@ -133,6 +170,16 @@ class TrainingEngine:
         adapter = self._adapters.get(model_id)
         return StateView(adapter.lora, adapter.weights, adapter.optimizer)
 
+    def has_gradient(self, model_id: str) -> bool:
+        """Whether a step would find anything to do."""
+        return model_id in self._adapters and self._adapters.get(model_id).gradient is not None
+
+    def _check_room(self, examples: list[Example], *, with_gradient: bool) -> None:
+        """Raises NoRoom for a datum whose pass, which cannot be split, is larger than memory."""
+        for index, example in enumerate(examples):
+            if len(example) > self.microbatch_tokens:  # there is room for those, or no start
+                self._room.check(f"data[{index}]", len(example), with_gradient=with_gradient)
+
     def drop(self, model_id: str) -> None:
         """Forget the model; nothing happens when there is none."""
         self._adapters.drop(model_id)
@@ -145,16 +192,20 @@ class TrainingEngine:
         settings: Mapping[str, float],
         *,
         with_gradient: bool,
-    ) -> ForwardBackwardDone:
+    ) -> Generator[int, None, ForwardBackwardDone]:
         """All passes of an op, and its results in the order of its datums."""
         results: dict[int, Scored] = {}
         lengths = [len(example) for example in examples]
         plan = packing.plan(lengths, self.microbatch_tokens)
         for batch in plan:
             rows = [examples[index] for index in batch]
+            yield sum(map(len, rows))
             scored = self._passes.run(adapter, rows, loss, settings, with_gradient=with_gradient)
             results.update(zip(batch, scored, strict=True))
-        return _done([_finite(results[index], index) for index in range(len(examples))], plan)
+        ordered = [_finite(results[index], index) for index in range(len(examples))]
+        figures = mismatch.figures(loss, examples, ordered)
+        figures |= custom_loss.figures(loss, examples, ordered)
+        return _done(ordered, plan, figures)
 
 
 def _finite(scored: Scored, index: int) -> Scored:
@@ -166,13 +217,15 @@ def _finite(scored: Scored, index: int) -> Scored:
     return scored
 
 
-def _done(results: list[Scored], plan: tuple[packing.MicroBatch, ...]) -> ForwardBackwardDone:
+def _done(
+    results: list[Scored], plan: tuple[packing.MicroBatch, ...], figures: Mapping[str, float]
+) -> ForwardBackwardDone:
     """Metric keys must hold exactly one colon: ``name:reduction over chunks``."""
     loss = sum(float(scored.values.sum(dtype=np.float64)) for scored in results)
     tokens = sum(len(scored.logprobs) for scored in results)
     return ForwardBackwardDone(
         logprobs=tuple(_wire(scored.logprobs) for scored in results),
-        metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens)},
+        metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens), **figures},
         passes=plan,
     )
 

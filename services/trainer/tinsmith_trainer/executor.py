@@ -86,23 +86,30 @@ class Executor:
         """
         try:
             if isinstance(op.body, SaveOp):
-                snapshot = await self.snapshot(op.model_id)
-                saving = self._outcome(self._save(op, op.body, snapshot), log)
+                copying = self.copy(op.model_id)
+                saving = self._outcome(self._save(op, op.body, copying), log)
                 name = f"save {op.model_id}:{op.seq}"
                 return Outcome(asyncio.create_task(saving, name=name), _settled(""))
             if not isinstance(op.body, MutatingOp):
                 return Outcome.of(await self._outcome(self._apply(op), log))
-            await self._digested(op.model_id)
+            if is_change := self._is_change(op):
+                await self._compute.readings.ended(op.model_id)
             result = await self._outcome(self._apply(op), log)
             if isinstance(result, Failed):
                 return Outcome.of(result)
+            if is_change:
+                self._digests.pop(op.model_id, None)
             return Outcome(_settled(result), self._digest(op.model_id))
         except Exception as exc:  # noqa: BLE001 - see the class docstring
             return Outcome.of(_failure(exc, log))
 
+    def copy(self, model_id: str) -> asyncio.Future[Snapshot]:
+        """Begin to copy the model; its passes go on, and its next change waits for the copy."""
+        return self._compute.readings.start(model_id, lambda: self._engine.snapshot(model_id))
+
     async def snapshot(self, model_id: str) -> Snapshot:
-        """A copy of the model; only copying it holds up the next op."""
-        return await self._compute.run(model_id, lambda: self._engine.snapshot(model_id))
+        """A copy of the model."""
+        return await self.copy(model_id)
 
     async def store(self, snapshot: Snapshot) -> dict[str, BlobRef]:
         """Put a whole model into the blob store, from where ``restore`` brings it back."""
@@ -111,16 +118,16 @@ class Executor:
     async def _put(self, files: Mapping[str, bytes]) -> dict[str, BlobRef]:
         return {name: await self._blobs.put(data) for name, data in files.items()}
 
-    def _digest(self, model_id: str) -> asyncio.Future[str]:
-        """Start to digest the model's state; its next change waits for the end of this."""
-        view = self._engine.state(model_id)
-        digesting = asyncio.create_task(asyncio.to_thread(digest, view), name=f"digest {model_id}")
-        self._digests[model_id] = digesting
-        return digesting
+    def _is_change(self, op: ops.Op) -> bool:
+        """A step without a gradient changes nothing: no digest is taken, no reader waited for."""
+        return not isinstance(op.body, ops.OptimStep) or self._engine.has_gradient(op.model_id)
 
-    async def _digested(self, model_id: str) -> None:
-        if (digesting := self._digests.pop(model_id, None)) is not None:
-            await asyncio.wait([digesting])
+    def _digest(self, model_id: str) -> asyncio.Future[str]:
+        """The digest of the model's present state, which is perhaps still being made."""
+        if model_id not in self._digests:
+            view = self._engine.state(model_id)
+            self._digests[model_id] = self._compute.readings.start(model_id, lambda: digest(view))
+        return self._digests[model_id]
 
     async def drop(self, model_id: str) -> None:
         """Forget the model's tensors."""
@@ -131,16 +138,18 @@ class Executor:
         self, model_id: str, parts: Mapping[str, BlobRef], *, with_optimizer: bool
     ) -> ops.CreateModelDone:
         """Give the model the state that lies in ``parts``."""
-        await self._digested(model_id)
         files = {name: await self._blobs.get(ref) for name, ref in parts.items()}
-        return await self._compute.run(
+        await self._compute.readings.ended(model_id)
+        done = await self._compute.run(
             model_id,
             lambda: self._engine.restore(model_id, files, with_optimizer=with_optimizer),
         )
+        self._digests.pop(model_id, None)
+        return done
 
     async def state_blake3(self, model_id: str) -> str:
         """The digest of the model's present state."""
-        return await (self._digests.get(model_id) or self._digest(model_id))
+        return await self._digest(model_id)
 
     async def _apply(self, op: ops.Op) -> ops.OpResult:
         model_id, body = op.model_id, op.body
@@ -149,10 +158,10 @@ class Executor:
                 parts = await self._parts(checkpoint)
                 done = await self.restore(model_id, parts, with_optimizer=body.with_optimizer)
                 return ops.CreateModelDone(model_id=model_id, lora=done.lora, parts=parts)
-            case ops.CreateModel() | ops.ForwardBackward() | ops.OptimStep():
-                return await self._compute.run(
-                    model_id, lambda: self._engine.apply(model_id, body), cost=tokens_of(body)
-                )
+            case ops.ForwardBackward():
+                return await self._compute.run_passes(model_id, self._engine.passes(model_id, body))
+            case ops.CreateModel() | ops.OptimStep():
+                return await self._compute.run(model_id, lambda: self._engine.apply(model_id, body))
             case ops.LoadWeights():
                 parts = await self._parts(body.path)
                 await self.restore(model_id, parts, with_optimizer=body.with_optimizer)
@@ -168,11 +177,14 @@ class Executor:
     async def _parts(self, path: str) -> dict[str, BlobRef]:
         return (await self._bus.call(table.GET_CHECKPOINT, GetCheckpoint(path=path))).parts
 
-    async def _save(self, op: ops.Op, body: SaveOp, snapshot: Snapshot) -> ops.OpResult:
+    async def _save(
+        self, op: ops.Op, body: SaveOp, copying: asyncio.Future[Snapshot]
+    ) -> ops.OpResult:
         is_training = isinstance(body, ops.SaveWeights)
-        session = None
+        session, is_inflight = None, False
         if isinstance(body, ops.SaveWeightsForSampler):
-            session = body.sampling_session_id
+            session, is_inflight = body.sampling_session_id, body.is_inflight
+        snapshot = await copying
         files = await asyncio.to_thread(to_files, snapshot, with_optimizer=is_training)
         parts = await self._put(files)
         request = CommitCheckpoint(
@@ -188,14 +200,16 @@ class Executor:
             ttl_s=body.ttl_s,
             user_metadata=body.user_metadata,
             sampling_session_id=session,
+            is_inflight=is_inflight,
         )
         done = await self._commit(request)
         if is_training:
-            return ops.SaveWeightsDone(path=done.path, size_bytes=done.size_bytes)
+            return ops.SaveWeightsDone(path=done.path, size_bytes=done.size_bytes, parts=parts)
         return ops.SaveWeightsForSamplerDone(
             path=None if session else done.path,
             sampling_session_id=session,
             size_bytes=done.size_bytes,
+            parts=parts,
         )
 
     async def _commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:

@@ -1,15 +1,16 @@
 """The output layer: log-probabilities of target tokens and their gradient, chunk by chunk.
 
 A vocabulary is so wide that logits of all tokens at once outweigh everything else. Here they exist
-for one chunk of tokens only, in one reused buffer. Since the losses are elementwise, the gradient
+for one chunk of tokens only, in one reused buffer. Where the loss is elementwise, the gradient
 of a chunk is formed while its logits are at hand: nothing is kept and nothing is computed twice,
-and tokens whose gradient is zero (prompts, as a rule) skip their half of the work.
+and tokens whose gradient is zero (prompts, as a rule) skip their half of the work. A loss that
+must see all log-probabilities first has the logits computed a second time.
 
-    lp[t] = logit[t, target[t]] - log(sum over v of exp(logit[t, v]))
-    d loss / d logit[t, v] = slope[t] * (1[v = target[t]] - softmax(logit[t])[v])
+    lp[t, k] = logit[t, target[t, k]] - log(sum over v of exp(logit[t, v]))
+    d loss / d logit[t, v] = sum over k: slope[t, k] * (1[v = target[t, k]] - softmax(logit[t])[v])
 
-Shapes: N tokens, C tokens of a chunk, G those of them with a gradient, H hidden, V vocabulary,
-R rank.
+Shapes: N tokens, K targets per token, C tokens of a chunk, G those of them with a gradient,
+H hidden, V vocabulary, R rank.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tinsmith_trainer.lora import LoraPair
-    from tinsmith_trainer.losses import Terms
+    from tinsmith_trainer.loss import Terms
 
 _CHUNK_LOGITS = {"cpu": 6 << 20, "cuda": 1 << 27}
 """Most logits of a chunk: what stays near a CPU's caches, and what keeps a GPU busy."""
@@ -34,15 +35,17 @@ _CHUNK_TOKENS = 64
 class Scores(NamedTuple):
     """What the output layer made of N tokens."""
 
-    logprobs: Tensor  # float32 [N]
-    values: Tensor  # float32 [N], the terms of the loss
+    logprobs: Tensor  # float32 [N, K]
+    values: Tensor  # float32 [N, K], the terms of the loss
     grad_hidden: Tensor | None  # d loss / d hidden, [N, H] in its dtype; None without gradients
 
 
 class OutputHead:
     """The frozen unembedding of the base, and the product that an adapter adds to it."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, softcap: float | None = None) -> None:
+        """``softcap``: logits z become softcap * tanh(z / softcap), as in the Gemma family."""
+        self._softcap = softcap
         self._W_VH = linear.weight
         self._bias_V = linear.bias
         fitting = _CHUNK_LOGITS[linear.weight.device.type] // linear.out_features
@@ -52,36 +55,52 @@ class OutputHead:
     def score(
         self,
         hidden_NH: Tensor,
-        targets_N: Tensor,
+        targets_NK: Tensor,
         terms: Callable[[slice, Tensor], Terms],
         pair: LoraPair | None,
         *,
         with_gradient: bool,
+        prepare: Callable[[Tensor], None] | None = None,
     ) -> Scores:
-        """Score ``targets_N`` (int64), each by the hidden state of the token before it.
+        """Score ``targets_NK`` (int64), each by the hidden state of the token before it.
 
-        ``terms`` makes the loss of a range of tokens out of their log-probabilities. With
-        ``with_gradient``, that of the adapter's factors is added to their float32 ``grad``.
+        ``terms`` makes the loss of a range of tokens out of their log-probabilities; ``prepare``
+        is given all of them before that. With ``with_gradient``, the gradient of the adapter's
+        factors is added to their float32 ``grad``.
         """
-        tokens = len(hidden_NH)
         scores = Scores(
-            torch.empty(tokens, dtype=torch.float32, device=hidden_NH.device),
-            torch.empty(tokens, dtype=torch.float32, device=hidden_NH.device),
+            torch.empty(targets_NK.shape, dtype=torch.float32, device=hidden_NH.device),
+            torch.empty(targets_NK.shape, dtype=torch.float32, device=hidden_NH.device),
             torch.zeros_like(hidden_NH) if with_gradient else None,
         )
         low_rank = None if pair is None else _LowRank(pair, hidden_NH.dtype)
-        buffer = hidden_NH.new_empty(min(self._chunk, tokens), len(self._W_VH))
-        for start in range(0, tokens, self._chunk):
-            rows = slice(start, min(start + self._chunk, tokens))
-            h_CH, targets_C = hidden_NH[rows], targets_N[rows]
-            logits_CV = self._logits(h_CH, low_rank, buffer[: len(h_CH)])
-            scores.logprobs[rows], sums_C = _exponentiate(logits_CV, targets_C)
-            scores.values[rows], slope_C = terms(rows, scores.logprobs[rows])
+        if prepare is not None:
+            for rows, logits_CV in self._chunks(hidden_NH, low_rank):
+                scores.logprobs[rows], _ = _exponentiate(logits_CV, targets_NK[rows])
+            prepare(scores.logprobs)
+        for rows, logits_CV in self._chunks(hidden_NH, low_rank):
+            h_CH, targets_CK = hidden_NH[rows], targets_NK[rows]
+            steepness_CV = self._steepness(logits_CV) if with_gradient else None
+            scores.logprobs[rows], sums_C = _exponentiate(logits_CV, targets_CK)
+            scores.values[rows], slope_CK = terms(rows, scores.logprobs[rows])
             if scores.grad_hidden is not None:
-                rows_G, grad_GV = _logit_gradient(logits_CV, sums_C, slope_C, targets_C)
+                rows_G, grad_GV = _logit_gradient(logits_CV, sums_C, slope_CK, targets_CK)
+                if steepness_CV is not None:
+                    grad_GV *= steepness_CV[rows_G]
                 grad_GH = self._backward(h_CH[rows_G], low_rank, grad_GV.to(h_CH.dtype))
                 scores.grad_hidden[rows][rows_G] = grad_GH
         return scores
+
+    def _chunks(
+        self, hidden_NH: Tensor, low_rank: _LowRank | None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Ranges of tokens and their logits, float32 [C, V], each valid until the next."""
+        tokens = len(hidden_NH)
+        buffer = hidden_NH.new_empty(min(self._chunk, tokens), len(self._W_VH))
+        for start in range(0, tokens, self._chunk):
+            rows = slice(start, min(start + self._chunk, tokens))
+            h_CH = hidden_NH[rows]
+            yield rows, self._logits(h_CH, low_rank, buffer[: len(h_CH)])
 
     def _logits(self, h_CH: Tensor, low_rank: _LowRank | None, out: Tensor) -> Tensor:
         """float32 [C, V]; in ``out`` itself if that is float32."""
@@ -90,7 +109,16 @@ class OutputHead:
             out += self._bias_V
         if low_rank is not None:
             low_rank.add_product(h_CH, out)
-        return out.float()
+        logits_CV = out.float()
+        if self._softcap is not None:
+            logits_CV.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits_CV
+
+    def _steepness(self, logits_CV: Tensor) -> Tensor | None:
+        """How logits change with those before the cap, [C, V]; None without a cap."""
+        if self._softcap is None:
+            return None
+        return 1 - (logits_CV / self._softcap).square()
 
     def _backward(self, h_GH: Tensor, low_rank: _LowRank | None, grad_GV: Tensor) -> Tensor:
         grad_GH = grad_GV @ self._W_VH
@@ -131,24 +159,27 @@ def _accumulate(factor: Tensor, left: Tensor, right: Tensor) -> None:
         factor.grad.add_(left @ right)
 
 
-def _exponentiate(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn logits into exp(logit - max) in place; log-probabilities and row sums, both [C]."""
+def _exponentiate(logits_CV: Tensor, targets_CK: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits into exp(logit - max) in place; log-probabilities [C, K] and row sums [C]."""
     logits_CV -= logits_CV.amax(dim=1, keepdim=True)
-    picked_C = logits_CV.gather(1, targets_C[:, None]).squeeze(1)
+    picked_CK = logits_CV.gather(1, targets_CK)
     sums_C = logits_CV.exp_().sum(dim=1)
-    return picked_C - sums_C.log(), sums_C
+    return picked_CK - sums_C.log()[:, None], sums_C
 
 
 def _logit_gradient(
-    exp_CV: Tensor, sums_C: Tensor, slope_C: Tensor, targets_C: Tensor
+    exp_CV: Tensor, sums_C: Tensor, slope_CK: Tensor, targets_CK: Tensor
 ) -> tuple[slice | Tensor, Tensor]:
     """The rows G that have a gradient, and it: [G, V]. ``exp_CV`` is spent on it."""
-    nonzero_G = slope_C.nonzero().squeeze(1)
+    nonzero_G = slope_CK.any(dim=1).nonzero().squeeze(1)
     rows_G: slice | Tensor = slice(None)
-    if len(nonzero_G) < len(slope_C):
+    if len(nonzero_G) < len(slope_CK):
         rows_G = nonzero_G
-        exp_CV, sums_C, slope_C = exp_CV[rows_G], sums_C[rows_G], slope_C[rows_G]
-        targets_C = targets_C[rows_G]
-    exp_CV *= (-slope_C / sums_C)[:, None]
-    exp_CV[torch.arange(len(slope_C), device=slope_C.device), targets_C] += slope_C
+        exp_CV, sums_C, slope_CK = exp_CV[rows_G], sums_C[rows_G], slope_CK[rows_G]
+        targets_CK = targets_CK[rows_G]
+    exp_CV *= (-slope_CK.sum(dim=1) / sums_C)[:, None]
+    range_G = torch.arange(len(slope_CK), device=slope_CK.device)
+    # One column at a time: a token may be a target twice, and GPUs would add in no fixed order.
+    for targets_G, slope_G in zip(targets_CK.unbind(1), slope_CK.unbind(1), strict=True):
+        exp_CV[range_G, targets_G] += slope_G
     return rows_G, exp_CV

@@ -1,4 +1,4 @@
-"""The LoRA arithmetic: which matrices are adapted, and how an adapted one computes.
+"""The LoRA arithmetic: how an adapted matrix computes, and how its factors begin.
 
     y = W x + (alpha / r) B A x        A float32 [r, in], B float32 [out, r]
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,17 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tinsmith.errors import InvalidRequest, StartupError
+from tinsmith.errors import InvalidRequest
+from tinsmith_trainer.frozen import frozen_linear, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from transformers import PreTrainedModel
-
     from tinsmith.messages.ops import LoraShape
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
 MAX_RANK = 128
 
 
@@ -72,7 +68,7 @@ class LoraLinear(nn.Module):
         """Float [..., in] to float [..., out], in the dtype of the base."""
         pair = self.active.pairs.get(self.name)
         if pair is None:
-            return F.linear(x, self.base.weight, self.base.bias)
+            return frozen_linear(x, self.base)
         y: Tensor = _AdaptedLinear.apply(x, self.base, *pair)  # type: ignore[no-untyped-call]
         return y
 
@@ -97,7 +93,7 @@ class _AdaptedLinear(torch.autograd.Function):
         x_NI = x.reshape(-1, base.in_features)
         A_RI, B_OR = A_RI.to(x.dtype), B_OR.to(x.dtype)
         h_NR = (x_NI @ A_RI.T).mul_(scale)
-        y_NO = F.linear(x_NI, base.weight, base.bias).addmm_(h_NR, B_OR.T)
+        y_NO = F.linear(x_NI, weight_of(base, x.dtype), base.bias).addmm_(h_NR, B_OR.T)
         ctx.save_for_backward(x_NI, A_RI, B_OR, h_NR)
         ctx.base, ctx.scale = base, scale
         return y_NO.view(*x.shape[:-1], -1)
@@ -110,81 +106,9 @@ class _AdaptedLinear(torch.autograd.Function):
         g_NR = (g_NO @ B_OR).mul_(ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (g_NO @ ctx.base.weight).addmm_(g_NR, A_RI).view(*grad_y.shape[:-1], -1)
+            grad_NI = (g_NO @ weight_of(ctx.base, g_NO.dtype)).addmm_(g_NR, A_RI)
+            grad_x = grad_NI.view(*grad_y.shape[:-1], -1)
         return grad_x, None, (g_NR.T @ x_NI).float(), (g_NO.T @ h_NR).float(), None
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A matrix that can be adapted: its module's name in the causal model, and its size."""
-
-    name: str
-    in_features: int
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Every matrix that can be adapted, in the order that fixes initialisation and layout."""
-
-    attn: tuple[Target, ...]
-    mlp: tuple[Target, ...]
-    unembed: Target
-
-    def of(self, shape: LoraShape) -> tuple[Target, ...]:
-        """The matrices that an adapter of this shape adapts."""
-        return (
-            *(self.attn if shape.train_attn else ()),
-            *(self.mlp if shape.train_mlp else ()),
-            *((self.unembed,) if shape.train_unembed else ()),
-        )
-
-
-def inject(model: PreTrainedModel, active: ActiveAdapter) -> Targets:
-    """Replace the attention and MLP matrices of ``model`` by ``LoraLinear`` layers.
-
-    The unembedding stays as it is: its product is formed by ``head``, on the output side only,
-    so tied input embeddings never change.
-
-    Raises:
-        StartupError: a layer lacks one of the matrices, as in architectures that fuse them.
-    """
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    modules = dict(model.named_modules())
-    unembed = next(name for name, module in modules.items() if module is head)
-    groups = [_group(model, modules, suffixes) for suffixes in (ATTENTION, MLP)]
-    for name in (name for group in groups for name in group):
-        parent, _, leaf = name.rpartition(".")
-        setattr(modules[parent], leaf, LoraLinear(name, modules[name], active))
-    attn, mlp = (tuple(_target(name, modules[name]) for name in group) for group in groups)
-    return Targets(attn, mlp, _target(unembed, head))
-
-
-def _group(
-    model: PreTrainedModel, modules: Mapping[str, nn.Module], suffixes: tuple[str, ...]
-) -> list[str]:
-    """The names of all linear layers called so, of which every decoder layer must have each."""
-    names = [
-        name
-        for name, module in modules.items()
-        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in suffixes
-    ]
-    layers = model.config.get_text_config().num_hidden_layers
-    for suffix in suffixes:
-        found = sum(name.endswith(f".{suffix}") for name in names)
-        if found != layers:
-            raise StartupError(
-                f"model: {type(model).__name__} is not an architecture that adapters are known "
-                f"for: its {layers} layers have {found} linear modules called {suffix}; "
-                "serve a dense model of the Llama or Qwen family"
-            )
-    return names
-
-
-def _target(name: str, module: nn.Module) -> Target:
-    if not isinstance(module, nn.Linear):
-        raise StartupError(f"model: {name} is a {type(module).__name__}, not a linear layer")
-    return Target(name, module.in_features, module.out_features)
 
 
 def check_shape(shape: LoraShape) -> None:

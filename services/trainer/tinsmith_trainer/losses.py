@@ -1,81 +1,69 @@
-"""The loss functions: per-token terms of a sum, and their slopes in the log-probability.
-
-Every loss here is elementwise: token t adds ``value[t]`` to the loss, a function of its own
-log-probability and of the datum's other inputs at t. The value and the slope are all that the
-output layer needs to form gradients while a chunk of logits is at hand (see ``head``), so a new
-loss is one function and one row of ``LOSSES``. There is no averaging anywhere: sums over tokens
-and datums are the protocol's semantics.
-
-Shapes: N tokens.
-"""
+"""The loss functions by name, with their inputs, settings and defaults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tinsmith.errors import InvalidRequest, NotSupported
+from tinsmith.errors import NotSupported
+from tinsmith_trainer import custom_loss, formulas
+from tinsmith_trainer.loss import HIGH, LOW, Loss, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from torch import Tensor
+_POLICY: dict[str, float | str | None] = {"logprobs": None, "advantages": None}
+_CLIPPED = {**_POLICY, LOW: LOW, HIGH: HIGH}  # per token, else as configured
+_PPO_BOUNDS = {LOW: 0.8, HIGH: 1.2}
+
+_ALL = (
+    Loss("cross_entropy", {"weights": 1.0}, {}, formulas.cross_entropy, takes_rows=True),
+    Loss("importance_sampling", _POLICY, {}, formulas.importance_sampling),
+    Loss("ppo", _CLIPPED, _PPO_BOUNDS, formulas.ppo, clipped=formulas.is_ppo_clipped),
+    Loss(
+        "cispo",
+        _CLIPPED,
+        {LOW: 0.0, HIGH: 4.0},
+        formulas.cispo,
+        clipped=formulas.is_cispo_clipped,
+    ),
+    Loss("dro", _POLICY, {"beta": 0.05}, formulas.dro),
+    Loss(
+        "gspo",
+        # Without a mask: the tokens that have an advantage. Prompts have none.
+        {**_CLIPPED, "sequence_ratio_mask": "advantages"},
+        _PPO_BOUNDS,
+        formulas.gspo,
+        prepare=formulas.sequence_ratio,
+        clipped=formulas.is_gspo_clipped,
+    ),
+    Loss(
+        "stable_reinforce",
+        {**_POLICY, "sequence_ratio_mask": 1.0},
+        {"kl_coeff": 0.01},
+        formulas.stable_reinforce,
+        clipped=formulas.is_capped,
+        needs_provenance=True,
+    ),
+)
+LOSSES = {loss.name: loss for loss in _ALL}
 
 
-class Terms(NamedTuple):
-    """What N tokens add to the loss; both float32 [N]."""
+def chosen(name: str, config: Mapping[str, float | str]) -> tuple[Loss, dict[str, float]]:
+    """The loss that a request names, and its settings.
 
-    value: Tensor
-    slope: Tensor  # d value / d logprob
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A loss function: the inputs and settings that it takes, and its formula.
-
-    ``inputs`` are float32 [N] beside ``target_tokens``, each with the value that stands for an
-    absent one, or None where it must be given. ``settings`` are the keys of the loss
-    configuration with their defaults.
+    Raises:
+        NotSupported: there is none of this name; never another one in its place.
+        InvalidRequest: its configuration is wrong.
     """
-
-    name: str
-    inputs: Mapping[str, float | None]
-    settings: Mapping[str, float]
-    terms: Callable[[Tensor, Mapping[str, Tensor], Mapping[str, float]], Terms]
-
-    def configure(self, given: Mapping[str, float | str]) -> dict[str, float]:
-        """The settings with ``given`` applied; InvalidRequest for a key or type it lacks."""
-        for key, value in given.items():
-            if key not in self.settings:
-                raise InvalidRequest(
-                    f"loss_fn_config[{key!r}]: {self.name} does not take it; "
-                    f"it takes {_listed(self.settings)}"
-                )
-            if isinstance(value, str):
-                raise InvalidRequest(f"loss_fn_config[{key!r}]: {value!r} is not a number")
-        return {**self.settings, **{key: float(value) for key, value in given.items()}}
-
-
-def cross_entropy(
-    logprobs: Tensor, inputs: Mapping[str, Tensor], settings: Mapping[str, float]
-) -> Terms:
-    """-sum(w * lp). Weights may be negative or fractional: custom losses arrive in this form."""
-    del settings  # has none
-    slope = -inputs["weights"]
-    return Terms(slope * logprobs, slope)
-
-
-LOSSES = {loss.name: loss for loss in (Loss("cross_entropy", {"weights": 1.0}, {}, cross_entropy),)}
+    if name == custom_loss.NAME:
+        return custom_loss.from_config(config), {}
+    loss = find(name)
+    return loss, loss.configure(config)
 
 
 def find(name: str) -> Loss:
-    """The loss called ``name``; NotSupported, never another loss in its place."""
+    """The loss of the table called ``name``; NotSupported when there is none."""
     if name not in LOSSES:
-        raise NotSupported(
-            f"loss_fn: {name!r} is not available on this server; use {_listed(LOSSES)}"
-        )
+        names = listed([*LOSSES, custom_loss.NAME])
+        raise NotSupported(f"loss_fn: {name!r} is not available on this server; use {names}")
     return LOSSES[name]
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, UnusableGradient
 
 if TYPE_CHECKING:
     from tinsmith.messages.ops import OptimStep
@@ -68,14 +68,14 @@ def norm_of(gradient: Tensor) -> float:
     """The global L2 norm.
 
     Raises:
-        InvalidRequest: it is NaN, infinite, or so large that AdamW would overflow.
+        UnusableGradient: it is NaN, infinite, or so large that AdamW would overflow.
     """
     norm = float(torch.linalg.vector_norm(gradient))
     if not norm <= _LARGEST_NORM:
-        raise InvalidRequest(
-            f"gradient: its norm is {norm:g}, over the limit of {_LARGEST_NORM:g}; lower the "
-            "weights or advantages of the datums, or go back to a checkpoint from before the "
-            "model diverged"
+        raise UnusableGradient(
+            f"gradient: its norm is {norm:g}, over the limit of {_LARGEST_NORM:g}; no step was "
+            "made and what was accumulated since the last one is dropped: lower the weights or "
+            "advantages of the datums, or go back to a checkpoint from before the model diverged"
         )
     return norm
 
@@ -88,8 +88,9 @@ def step(weights: Tensor, gradient: Tensor, state: AdamState, op: OptimStep) -> 
     ``torch.nn.utils.clip_grad_norm_`` does.
 
     Raises:
-        InvalidRequest: a hyperparameter is out of range or the gradient is not finite;
-            ``weights`` and ``state`` are unchanged.
+        InvalidRequest: a hyperparameter is out of range.
+        UnusableGradient: the gradient is not finite. ``weights`` and ``state`` are unchanged in
+            both cases.
     """
     check(op)
     norm = norm_of(gradient)

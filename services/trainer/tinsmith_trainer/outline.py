@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinsmith.errors import NotFound
 from tinsmith.logbook import op_of
+from tinsmith.logbook.contents import require_open
 from tinsmith.messages import ops
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ async def read_outline(logbook: Logbook, model_id: str) -> Outline:
     Raises:
         LogDamaged: it cannot be read.
         NotFound: it has no op.
+        Forgotten, SealBroken: its contents cannot be read.
     """
     newest, base_model = -1, ""
     states: dict[int, ops.StateSaved] = {}
@@ -44,6 +46,7 @@ async def read_outline(logbook: Logbook, model_id: str) -> Outline:
                 if digest:
                     states[seq] = item.entry
             case ops.Record(seq=seq, epoch=epoch) as record:
+                await require_open(logbook, record)  # before a base model is loaded for nothing
                 newest = max(newest, seq)
                 environments.setdefault(epoch, environment)
                 if seq == 0:

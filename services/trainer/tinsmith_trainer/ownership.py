@@ -12,21 +12,26 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tinsmith import ids
-from tinsmith.bus import Encoded
-from tinsmith.errors import ServerError
+from tinsmith.bus import BLOB_TRIES, Encoded, Unreadable
+from tinsmith.errors import BlobMissing, Forgotten, ServerError
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
+from tinsmith.messages.failures import to_failed
 from tinsmith_trainer.executor import Outcome
+from tinsmith_trainer.in_hand import InHand
 from tinsmith_trainer.recovery import why_broken
 from tinsmith_trainer.sequencer import Sequencer
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
-    from tinsmith.bus import Bus, Delivery, LogWriter
+    from tinsmith.bus import Bus, Delivery, Taken
     from tinsmith_trainer.engine import Snapshot
     from tinsmith_trainer.executor import Executor
+    from tinsmith_trainer.patience import PatientWriter
     from tinsmith_trainer.recovery import Recovered
     from tinsmith_trainer.snapshots import SnapshotPolicy
 
@@ -36,13 +41,26 @@ chunks of one call."""
 ACK_WAIT_S = 30.0
 UNCOMMITTED = 16  # executed ops whose records are not written yet
 RETIRE_POLL_S = 0.2
+READ_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Turn:
+    taken: Taken[ops.Op]
+    failure: Failed | None = None  # it has none: it is answered with this
+
+
+@dataclass(frozen=True)
+class _Opened:
+    delivery: Delivery[ops.Op]
+    failure: Failed | None
 
 
 @dataclass(frozen=True)
 class _Executed:
     delivery: Delivery[ops.Op]
     outcome: Outcome
-    snapshot: Snapshot | None = None  # of the model after it, when it is time for one
+    snapshot: asyncio.Future[Snapshot] | None = None  # of the model after it, when it is time
 
 
 class Retired(Exception):
@@ -57,7 +75,7 @@ class OwnedModel:
         model_id: str,
         *,
         bus: Bus,
-        writer: LogWriter,
+        writer: PatientWriter,
         executor: Executor,
         recovered: Recovered,
         snapshots: SnapshotPolicy,
@@ -70,10 +88,11 @@ class OwnedModel:
         self._log = logger
         self._broken = recovered.broken
         self._snapshots = snapshots
-        self._sequencer: Sequencer[Delivery[ops.Op]] = Sequencer(recovered.next_seq)
-        self._ready: asyncio.Queue[Delivery[ops.Op]] = asyncio.Queue()
+        self._sequencer: Sequencer[Taken[ops.Op]] = Sequencer(recovered.next_seq)
+        self._ready: asyncio.Queue[_Turn] = asyncio.Queue()
+        self._opened: asyncio.Queue[_Opened] = asyncio.Queue(1)
         self._executed: asyncio.Queue[_Executed] = asyncio.Queue(UNCOMMITTED)
-        self._in_hand: dict[int, Delivery[ops.Op]] = {}
+        self._in_hand = InHand()
         self._session_over = asyncio.Event()
         token = ids.token(model_id)
         self._worklist = bus.work(
@@ -81,6 +100,7 @@ class OwnedModel:
             self._consumer(writer.epoch),
             window=WINDOW,
             ack_wait_s=ACK_WAIT_S,
+            seal=writer.seal,
             model=token,
             seq="*",
         )
@@ -97,48 +117,76 @@ class OwnedModel:
 
         Raises:
             Fenced: another trainer has taken the model.
+            Forgotten: the key of its contents was destroyed; nothing of it can go on.
         """
         earlier = range(self._writer.epoch - 1, 0, -1)
         await self._worklist.supersede(self._consumer(epoch) for epoch in earlier)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for part in (self._feed, self._execute, self._commit, self._retire):
+                for part in (self._feed, self._open, self._execute, self._commit, self._retire):
                     tasks.create_task(part(), name=f"{part.__name__} {self.model_id}")
         except ExceptionGroup as failures:
             first = _first(failures)
-            if not isinstance(first, Retired):
+            if not isinstance(first, Retired | Forgotten):
                 raise first from None
             await self._worklist.remove()
+            if isinstance(first, Forgotten):
+                raise first from None
         finally:
-            for delivery in self._in_hand.values():
-                delivery.let_go()
+            self._in_hand.let_go()
             while not self._executed.empty():
                 self._executed.get_nowait().outcome.cancel()
 
     async def _feed(self) -> None:
-        async for delivery in self._worklist.deliveries():
-            seq = delivery.message.seq
+        async for taken in self._worklist.taken():
+            seq = _seq(taken)
             if self._sequencer.is_past(seq):
-                await self._answer_late(delivery)
+                await self._answer_late(seq, taken)
                 continue
-            self._in_hand[seq] = delivery
-            for _, ready in self._sequencer.offer(seq, delivery):
-                self._ready.put_nowait(ready)
+            self._in_hand.add(seq, taken)
+            for _, ready in self._sequencer.offer(seq, taken):
+                self._ready.put_nowait(_Turn(ready))
+
+    async def _open(self) -> None:
+        """Read the next op while the one before it is carried out, and not all at once."""
+        while True:
+            turn = await self._ready.get()
+            await self._opened.put(_Opened(await self._read(turn.taken), turn.failure))
+
+    async def _read(self, taken: Taken[ops.Op]) -> Delivery[ops.Op]:
+        """The op; or one in its place that is refused, when its bytes are lost."""
+        tries = 0
+        while True:
+            try:
+                return await self._worklist.read(taken)
+            except ServerError as exc:
+                tries += isinstance(exc, BlobMissing)
+                if isinstance(exc, Unreadable) or tries >= BLOB_TRIES:
+                    return self._lost(taken, exc)
+                self._log.warning("op not read yet", seq=_seq(taken), error=str(exc))
+            await asyncio.sleep(READ_PAUSE_S)
+
+    def _lost(self, taken: Taken[ops.Op], error: ServerError) -> Delivery[ops.Op]:
+        self._log.error("op lost", seq=_seq(taken), error=str(error))
+        told = f"the contents of this request are lost, and it was not carried out: {error}"
+        reason = msgspec.structs.replace(to_failed(error), message=told)
+        refused = ops.Refused(reason=reason)
+        return taken.replaced_by(ops.Op(model_id=self.model_id, seq=_seq(taken), body=refused))
 
     async def _execute(self) -> None:
         while True:
-            delivery = await self._ready.get()
-            op = delivery.message
+            opened = await self._opened.get()
+            delivery, op = opened.delivery, opened.delivery.message
             log = self._log.bind(seq=op.seq, op=type(op.body).__name__)
             if isinstance(op.body, ops.LoadWeights):
                 await self._executed.join()  # it may load what an earlier op is still saving
-            if self._broken is not None:
-                await self._fail(delivery, self._broken)
+            if (failure := opened.failure or self._broken) is not None:
+                await self._executed.put(_Executed(delivery, Outcome.of(failure)))
                 continue
             outcome = await self._executor.execute(op, log)
             snapshot = None
             if outcome.is_step and self._snapshots.is_due():
-                snapshot = await self._executor.snapshot(self.model_id)
+                snapshot = self._executor.copy(self.model_id)
             await self._executed.put(_Executed(delivery, outcome, snapshot))
             if op.seq == 0:
                 self._broken = why_broken(await outcome.result)
@@ -157,17 +205,18 @@ class OwnedModel:
     async def _record(self, executed: _Executed) -> str:
         delivery, outcome = executed.delivery, executed.outcome
         state_blake3 = await outcome.state_blake3
-        op = Encoded(delivery.payload, delivery.ref)
-        await self._writer.commit(
-            delivery.message.seq, op, await outcome.result, state_blake3=state_blake3
-        )
-        await self._finish(delivery)
+        op = Encoded(delivery.payload, delivery.ref, delivery.stored or None)
+        seq, result = delivery.message.seq, await outcome.result
+        await self._writer.commit(seq, op, result, state_blake3=state_blake3)
+        await self._finish(seq, delivery)
         return state_blake3
 
-    async def _save_state(self, seq: int, snapshot: Snapshot, state_blake3: str) -> None:
+    async def _save_state(
+        self, seq: int, copying: asyncio.Future[Snapshot], state_blake3: str
+    ) -> None:
         """Write what the next owner starts from. Without it, that one has more to repeat."""
         try:
-            parts = await self._executor.store(snapshot)
+            parts = await self._executor.store(await copying)
         except ServerError as exc:
             self._log.warning("state not saved", seq=seq, error=str(exc))
             return
@@ -176,42 +225,46 @@ class OwnedModel:
         await self._writer.save_state(seq, parts, state_blake3=state_blake3)
         self._log.debug("state saved", seq=seq)
 
-    async def _answer_late(self, delivery: Delivery[ops.Op]) -> None:
+    async def _answer_late(self, seq: int, taken: Taken[ops.Op]) -> None:
         """A repeat of an op in hand, or of one in the log; or the one that was missing too long."""
-        seq = delivery.message.seq
         if seq in self._in_hand:
-            await delivery.give_back(delay_s=1.0)
+            await taken.give_back(delay_s=1.0)
         elif await self._bus.log.get(self.model_id, seq) is not None:
-            await self._finish(delivery)
+            await self._finish(seq, taken)
         else:
-            await self._fail(delivery, _too_late(f"request {seq} came after its session ended"))
+            self._in_hand.add(seq, taken)
+            self._fail(taken, f"request {seq} came after its session ended")
 
-    async def _finish(self, delivery: Delivery[ops.Op]) -> None:
-        await delivery.ack()
-        self._in_hand.pop(delivery.message.seq, None)
-        done = ops.OpDone(model_id=self.model_id, seq=delivery.message.seq)
+    async def _finish(self, seq: int, taken: Taken[ops.Op]) -> None:
+        await taken.ack()
+        self._in_hand.remove(seq)
+        done = ops.OpDone(model_id=self.model_id, seq=seq)
         await self._bus.emit(table.OP_DONE, done)
 
     async def _retire(self) -> None:
         await self._session_over.wait()
         token = ids.token(self.model_id)
         while self._in_hand or await self._bus.is_queued(table.OPS, model=token, seq="*"):
-            await self._fail_gap()
+            # It may be on its way here: what is queued does not come in order.
+            awaited = str(self._sequencer.next_seq)
+            if not await self._bus.is_queued(table.OPS, model=token, seq=awaited):
+                self._fail_gap()
             await asyncio.sleep(RETIRE_POLL_S)
         raise Retired
 
-    async def _fail_gap(self) -> None:
+    def _fail_gap(self) -> None:
         missing, waiting = self._sequencer.abandon()
-        for _, delivery in waiting:
+        for _, taken in waiting:
             reason = f"request {missing} of this model never arrived before its session ended"
-            await self._fail(delivery, _too_late(reason))
+            self._fail(taken, reason)
 
-    async def _fail(self, delivery: Delivery[ops.Op], failure: Failed) -> None:
-        await self._executed.put(_Executed(delivery, Outcome.of(failure)))
+    def _fail(self, taken: Taken[ops.Op], reason: str) -> None:
+        """Answer it so when its turn comes: behind those that are carried out before it."""
+        self._ready.put_nowait(_Turn(taken, Failed(category="user", message=reason)))
 
 
-def _too_late(reason: str) -> Failed:
-    return Failed(category="user", message=reason)
+def _seq(taken: Taken[ops.Op]) -> int:
+    return int(taken.subject.rpartition(".")[2])
 
 
 def _first(failure: Exception) -> Exception:

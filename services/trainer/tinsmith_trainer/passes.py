@@ -1,40 +1,30 @@
 """One pass over the model: a micro-batch in, scores out, gradients added to the adapter's.
 
-Rows are padded on the right and attention is causal, so no real token ever sees padding: there is
-no mask to build and no mask to get wrong. Padding is neither scored nor given a gradient.
-
 Shapes: B rows, T tokens of the longest row, N real tokens of all rows, H hidden.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
+from tinsmith.messages.ops import LoraShape
+from tinsmith_trainer.adapters import Adapter
 from tinsmith_trainer.head import OutputHead
-from tinsmith_trainer.lora import ActiveAdapter, inject
+from tinsmith_trainer.lora import ActiveAdapter
+from tinsmith_trainer.microbatch import MicroBatch
+from tinsmith_trainer.targets import inject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from tinsmith_trainer.adapters import Adapter
     from tinsmith_trainer.base_model import BaseModel
     from tinsmith_trainer.datums import Example
-    from tinsmith_trainer.losses import Loss, Terms
-
-_PAD = 0  # any id does
-
-
-class Scored(NamedTuple):
-    """A row's results, both float32 of the row's length."""
-
-    logprobs: NDArray[np.float32]
-    values: NDArray[np.float32]  # the terms of the loss
+    from tinsmith_trainer.loss import Loss
+    from tinsmith_trainer.microbatch import Scored
 
 
 class Passes:
@@ -45,7 +35,7 @@ class Passes:
         self._base = base
         self._active = ActiveAdapter()
         self.targets = inject(base.model, self._active)
-        self._head = OutputHead(base.unembedding)
+        self._head = OutputHead(base.unembedding, softcap=base.softcap)
 
     def run(
         self,
@@ -57,43 +47,41 @@ class Passes:
         with_gradient: bool,
     ) -> list[Scored]:
         """Score ``rows``; gradients go to ``grad`` of the adapter's factors."""
-        ids_BT, real_BT = self._padded(rows)
-        targets_N = self._joined([row.targets for row in rows])
-        inputs_N = {key: self._joined([row.inputs[key] for row in rows]) for key in loss.inputs}
+        batch = MicroBatch(rows, loss, settings, self._base.device)
+        ids_BT, real_BT = batch.padded()
+        with self._active.use(adapter.pairs):  # to the end: layers may be computed twice
+            with torch.set_grad_enabled(with_gradient):
+                output = self._base.backbone(input_ids=ids_BT, use_cache=False)
+            hidden_BTH: Tensor = output.last_hidden_state
+            scores = self._head.score(
+                hidden_BTH.detach()[real_BT],
+                batch.targets_NK,
+                batch.terms,
+                adapter.pairs.get(self.targets.unembed.name),
+                with_gradient=with_gradient,
+                prepare=batch.prepare,
+            )
+            if hidden_BTH.requires_grad and scores.grad_hidden is not None:
+                _backward(hidden_BTH, real_BT, scores.grad_hidden)
+        return batch.split(scores)
 
-        def terms(chunk: slice, logprobs_C: Tensor) -> Terms:
-            inputs_C = {key: values_N[chunk] for key, values_N in inputs_N.items()}
-            return loss.terms(logprobs_C, inputs_C, settings)
+    def kept_bytes(self, tokens: int) -> int:
+        """What autograd keeps of a pass over ``tokens``, with every matrix adapted."""
+        shape = LoraShape(rank=1)
+        adapter = Adapter.fresh(shape, self.targets.of(shape), self._base.device)
+        weights = {p.untyped_storage().data_ptr() for p in self._base.model.parameters()}
+        kept: dict[int, int] = {}
 
-        with torch.set_grad_enabled(with_gradient), self._active.use(adapter.pairs):
-            output = self._base.backbone(input_ids=ids_BT, use_cache=False)
-        hidden_BTH: Tensor = output.last_hidden_state
-        scores = self._head.score(
-            hidden_BTH.detach()[real_BT],
-            targets_N,
-            terms,
-            adapter.pairs.get(self.targets.unembed.name),
-            with_gradient=with_gradient,
-        )
-        if hidden_BTH.requires_grad and scores.grad_hidden is not None:
-            _backward(hidden_BTH, real_BT, scores.grad_hidden)
-        return _split(rows, scores.logprobs, scores.values)
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
 
-    def _padded(self, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [B, T], and where they are real, bool [B, T]."""
-        longest = max(map(len, rows))
-        ids_BT = np.full((len(rows), longest), _PAD, dtype=np.int64)
-        real_BT = np.zeros((len(rows), longest), dtype=np.bool_)
-        for b, row in enumerate(rows):
-            ids_BT[b, : len(row)] = row.tokens
-            real_BT[b, : len(row)] = True
-        return self._on_device(ids_BT), self._on_device(real_BT)
-
-    def _joined(self, arrays: Sequence[NDArray[np.generic]]) -> Tensor:
-        return self._on_device(np.concatenate(arrays))
-
-    def _on_device(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._base.device)
+        ids_BT = torch.zeros((1, tokens), dtype=torch.int64, device=self._base.device)
+        with self._active.use(adapter.pairs), saved_tensors_hooks(keep, lambda tensor: tensor):
+            self._base.backbone(input_ids=ids_BT, use_cache=False)
+        weights.add(adapter.weights.untyped_storage().data_ptr())
+        return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
 def _backward(hidden_BTH: Tensor, real_BT: Tensor, grad_NH: Tensor) -> None:
@@ -102,10 +90,3 @@ def _backward(hidden_BTH: Tensor, real_BT: Tensor, grad_NH: Tensor) -> None:
         grad_BTH = torch.zeros_like(hidden_BTH)
         grad_BTH[real_BT] = grad_NH
         hidden_BTH.backward(grad_BTH)  # type: ignore[no-untyped-call]
-
-
-def _split(rows: Sequence[Example], logprobs_N: Tensor, values_N: Tensor) -> list[Scored]:
-    ends = np.cumsum([len(row) for row in rows])[:-1]
-    logprobs = np.split(logprobs_N.cpu().numpy(), ends)
-    values = np.split(values_N.cpu().numpy(), ends)
-    return [Scored(*row) for row in zip(logprobs, values, strict=True)]

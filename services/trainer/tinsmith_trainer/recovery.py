@@ -1,26 +1,36 @@
 """Brings a model to where its log ends: from its newest saved state, by repeating what followed.
 
-Ops that failed changed nothing and are skipped, and so are those that only read the model. Every
-repeated op must give the result and the state that the log has for it.
+Ops that failed changed nothing and are skipped, except steps that dropped a gradient that they
+could not use; ops that only read the model are skipped too. Every repeated op must give the
+result and the state that the log has for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinsmith.errors import BrokerUnavailable, ServerError
+from tinsmith.logbook.differences import Comparison
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
-from tinsmith_trainer.differences import Comparison
-from tinsmith_trainer.repeating import between_states, repeat, why_not_repeated
+from tinsmith_trainer.checkpoint_files import refs, to_files
+from tinsmith_trainer.repeating import (
+    between_states,
+    drops_gradient,
+    repeat,
+    saves,
+    why_not_repeated,
+)
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
     from tinsmith.bus import CommitLog
+    from tinsmith.logbook.differences import Difference
     from tinsmith.messages.base import BlobRef
-    from tinsmith_trainer.differences import Difference
+    from tinsmith.sealing import Seal
     from tinsmith_trainer.executor import Executor
 
 
@@ -37,10 +47,16 @@ class Recovery:
     """The rebuilding of one model."""
 
     def __init__(
-        self, model_id: str, log: CommitLog, executor: Executor, logger: BoundLogger
+        self,
+        model_id: str,
+        log: CommitLog,
+        seal: Seal,
+        executor: Executor,
+        logger: BoundLogger,
     ) -> None:
         self._model_id = model_id
         self._log = log
+        self._seal = seal
         self._executor = executor
         self._machine = _Waited(executor, logger)
         self._logger = logger
@@ -50,9 +66,14 @@ class Recovery:
 
         A model that cannot be rebuilt is returned as broken: its clients are told at once, which
         beats waiting for a repair that needs an operator.
+
+        Raises:
+            Forgotten: there is nothing left of it to be repeated.
         """
         state = await self._from_saved_state()
-        async for entry in self._log.entries(self._model_id, from_op=state.next_seq):
+        # From the op before it: the next one may be a gap that its session left.
+        last = max(state.next_seq - 1, 0)
+        async for entry in self._log.entries(self._model_id, from_op=last):
             if isinstance(entry, ops.Record) and entry.seq >= state.next_seq:
                 broken = state.broken or await self._repeat(entry)
                 state = Recovered(entry.seq + 1, broken)
@@ -68,7 +89,7 @@ class Recovery:
         next_seq = 0
         async for entry in self._log.entries(self._model_id):
             if isinstance(entry, ops.Record):
-                next_seq = entry.seq + 1
+                next_seq = max(next_seq, entry.seq + 1)
         return Recovered(next_seq, Failed(category="server", message=reason))
 
     async def _from_saved_state(self) -> Recovered:
@@ -91,10 +112,10 @@ class Recovery:
 
     async def _repeat(self, entry: ops.Record) -> Failed | None:
         """Carry out one committed op; the reason when it does not do again what it did."""
-        result = await self._log.result(entry)
-        if isinstance(result, Failed):
+        result = await self._log.result(entry, self._seal)
+        if isinstance(result, Failed) and not drops_gradient(result):
             return why_broken(result) if entry.seq == 0 else None
-        op = await self._log.op(entry)
+        op = await self._log.op(entry, self._seal)
         if why_not_repeated(op.body, result) or _only_reads(op.body):
             return None
         try:
@@ -130,9 +151,13 @@ class _Waited:
     ) -> ops.CreateModelDone:
         return await self.executor.restore(model_id, parts, with_optimizer=with_optimizer)
 
+    async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
+        snapshot = await self.executor.snapshot(model_id)
+        return refs(await asyncio.to_thread(to_files, snapshot, with_optimizer=with_optimizer))
+
 
 def _only_reads(body: ops.OpBody) -> bool:
-    return isinstance(body, ops.ForwardBackward) and body.forward_only
+    return saves(body) or (isinstance(body, ops.ForwardBackward) and body.forward_only)
 
 
 def _check(difference: Difference | None) -> None:

@@ -1,19 +1,22 @@
 """What is done again of an op that a log has, whoever does it: a new owner or a replay.
 
 Loads take the very parts that the record names, not what their path means today. Saves only
-read the model. A failure is repeated if the engine decided it from the op and the model alone;
-any other, such as a missing checkpoint or an op that never came, left the model as it was.
+read the model: done again, they must come to the parts that the record names. A failure is
+repeated if the engine decided it from the op and the model alone; any other, such as a missing
+checkpoint or an op that never came, left the model as it was.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tinsmith.errors import UserError
+import msgspec
+
+from tinsmith.errors import NoRoom, UnusableGradient, UserError
+from tinsmith.logbook.differences import Difference
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_failed
-from tinsmith_trainer.differences import Difference
 
 if TYPE_CHECKING:
     from tinsmith.messages.base import BlobRef
@@ -33,19 +36,32 @@ class Machine(Protocol):
     ) -> ops.CreateModelDone:
         """Give the model the state in ``parts``; a UserError when they do not make one."""
 
+    async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
+        """What a checkpoint of the model as it is would consist of."""
+
 
 def changes_state(body: ops.OpBody) -> bool:
     """Whether the record of such an op, if it went well, has the digest of a new state."""
     return isinstance(body, ops.CreateModel | ops.OptimStep | ops.LoadWeights)
 
 
+def saves(body: ops.OpBody) -> bool:
+    """Whether such an op writes what the model is somewhere."""
+    return isinstance(body, ops.SaveWeights | ops.SaveWeightsForSampler)
+
+
+def drops_gradient(failed: Failed) -> bool:
+    """Whether the op that failed so has changed the model all the same."""
+    return failed.code == UnusableGradient.__name__
+
+
 def why_not_repeated(body: ops.OpBody, result: ops.OpResult) -> str | None:
     """Which kind of op this is, if of one that is not carried out again; None for all others."""
     match body, result:
         case (
-            (ops.SaveWeights(), ops.SaveWeightsDone())
-            | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone())
-        ):  # fmt: skip
+            (ops.SaveWeights(), ops.SaveWeightsDone(parts=parts))
+            | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone(parts=parts))
+        ) if not parts:  # fmt: skip # of versions that did not name them
             return SAVES
         case _, Failed() if not _is_of_engine(body, result):
             return OTHER_FAILURES
@@ -54,7 +70,7 @@ def why_not_repeated(body: ops.OpBody, result: ops.OpResult) -> str | None:
 
 
 def _is_of_engine(body: ops.OpBody, failed: Failed) -> bool:
-    """Whether the op and the model alone decide that it fails.
+    """Whether the op and the model alone decide that it fails, and not the machine.
 
     Failures that an owner made up have no ``code``: of ops that never came, or of lost models.
     """
@@ -64,7 +80,7 @@ def _is_of_engine(body: ops.OpBody, failed: Failed) -> bool:
         case ops.CreateModel(checkpoint=str()):
             return False
         case _:
-            return failed.category == "user" and failed.code != ""
+            return failed.category == "user" and failed.code not in {"", NoRoom.__name__}
 
 
 async def repeat(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpResult:
@@ -78,6 +94,11 @@ async def repeat(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpRe
             ops.CreateModelDone(parts=parts),
         ) | (ops.LoadWeights(with_optimizer=warm), ops.LoadWeightsDone(parts=parts)):
             return await _restored(machine, op, parts, with_optimizer=warm)
+        case (
+            (ops.SaveWeights(), ops.SaveWeightsDone() as done)
+            | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone() as done)
+        ):  # fmt: skip
+            return await _saved(machine, op, done)
         case ops.Refused(reason=reason), _:
             return reason
         case ((ops.CreateModel(checkpoint=None) | ops.ForwardBackward() | ops.OptimStep()), _):
@@ -97,6 +118,19 @@ async def _restored(
     if isinstance(op.body, ops.LoadWeights):
         return ops.LoadWeightsDone(path=op.body.path, parts=parts)
     return ops.CreateModelDone(model_id=op.model_id, lora=done.lora, parts=parts)
+
+
+async def _saved(
+    machine: Machine, op: ops.Op, result: ops.SaveWeightsDone | ops.SaveWeightsForSamplerDone
+) -> ops.OpResult:
+    """Where it was saved is not decided by the model, so that is taken over."""
+    with_optimizer = isinstance(op.body, ops.SaveWeights)
+    try:
+        parts = await machine.parts(op.model_id, with_optimizer=with_optimizer)
+    except UserError as exc:
+        return to_failed(exc)
+    size_bytes = sum(ref.size for ref in parts.values())
+    return msgspec.structs.replace(result, parts=parts, size_bytes=size_bytes)
 
 
 def between_states(expected: str, found: str) -> Difference | None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from tinsmith.errors import UserError
 from tinsmith.logbook import DigestMismatch, op_of, result_of
+from tinsmith.logbook.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith.logbook.entry import GENESIS
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
 from tinsmith_trainer import repeating
-from tinsmith_trainer.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith_trainer.executor import tokens_of
 from tinsmith_trainer.repeating import between_states
 
@@ -170,7 +170,10 @@ class Replay:
         if (op.model_id, op.seq) != (self._model_id, record.seq):
             mine = f"{self._model_id}:{record.seq}"
             return Difference("op", mine, f"{op.model_id}:{op.seq}")
-        if (kind := repeating.why_not_repeated(op.body, result)) is not None:
+        kind = repeating.why_not_repeated(op.body, result)
+        if kind is None and repeating.saves(op.body) and not self._compares_saves(is_compared):
+            kind = repeating.SAVES
+        if kind is not None:
             self.findings.not_repeated[kind] += 1
             return None
         found = await repeating.repeat(self._bench, op, result)
@@ -183,6 +186,10 @@ class Replay:
         if difference is None and has_new_state and self._tolerance is None:
             difference = await self._compare_state(record.seq, record.state_blake3)
         return difference
+
+    def _compares_saves(self, is_compared: bool) -> bool:  # noqa: FBT001 - of the caller
+        """They lead up to nothing, and parts have digests, which a tolerance cannot compare."""
+        return is_compared and self._tolerance is None
 
     def _compare(self, seq: int, expected: ops.OpResult, found: ops.OpResult) -> Difference | None:
         comparison = Comparison(tolerance=self._tolerance)

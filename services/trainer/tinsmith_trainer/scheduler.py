@@ -1,67 +1,87 @@
-"""Decides whose op runs next: deficit round-robin over models, in tokens. Pure.
+"""Decides whose turn it is: the model that has had the fewest tokens so far. Pure.
 
-Every model gets the same share of tokens however many ops its neighbours have queued; ops of
-one model keep their order. See Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit
-Round-Robin" (1996).
+Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", 1996) in tokens: models
+that always have work get equal shares, whatever the size of their ops and however many they have
+queued. A model that has been idle starts where the others are: nothing is saved up, so it waits
+for at most one pass of each model that is before it, and for the one that runs. Ops of one model
+keep their order.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-QUANTUM_TOKENS = 2048
-"""What a model may spend per round; a dearer op waits until it has saved up for it."""
+LEAST_COST = 16
+"""Tokens that a turn costs at least: steps are cheap, but not free."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model stands in the queue."""
+
+    turns: int
+    """Turns of other models that come before its next one, as things are."""
+    tokens: int
+    """Tokens of those turns."""
 
 
 class Scheduler(Generic[T]):
     """Queues of (cost, op) by model."""
 
-    def __init__(self, quantum: int = QUANTUM_TOKENS) -> None:
-        self._quantum = quantum
-        self._queues: dict[str, deque[tuple[int, T]]] = {}
-        self._deficit: dict[str, int] = {}
-        self._round: deque[str] = deque()  # models with work, the next one first
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[tuple[int, T]]] = {}  # those of models with work
+        self._had: dict[str, int] = {}  # tokens, from when the model was first busy
+        self._now = 0
+        """What the model had that ran last: where one that comes back from a rest starts."""
 
     def add(self, model_id: str, op: T, *, cost: int) -> None:
         """Queue ``op`` behind the model's earlier ones; ``cost`` is its number of tokens."""
-        queue = self._queues.setdefault(model_id, deque())
-        if not queue:
-            self._round.append(model_id)
-        queue.append((cost, op))
+        queue = self._queues.get(model_id)
+        if queue is None:
+            queue = self._queues[model_id] = deque()
+            self._had[model_id] = max(self._now, self._had.get(model_id, 0))
+        queue.append((max(cost, LEAST_COST), op))
 
     def take(self) -> T | None:
         """The op to run now, or None when nothing is queued."""
-        while self._round:
-            model_id = self._round[0]
-            queue = self._queues[model_id]
-            cost, op = queue[0]
-            if cost > self._deficit.get(model_id, 0) and len(self._round) > 1:
-                self._deficit[model_id] = self._deficit.get(model_id, 0) + self._quantum
-                self._round.rotate(-1)
-                continue
-            queue.popleft()
-            if queue:
-                self._deficit[model_id] = max(0, self._deficit.get(model_id, 0) - cost)
-            else:  # an idle model saves nothing up
-                self._forget(model_id)
-            return op
-        return None
+        if not self._queues:
+            return None
+        model_id = min(self._queues, key=self._had.__getitem__)  # of equals, who came first
+        cost, op = self._queues[model_id].popleft()
+        self._now = self._had[model_id]
+        self._had[model_id] += cost
+        if not self._queues[model_id]:
+            del self._queues[model_id]
+        self._forget_rested()
+        return op
 
     def drop(self, model_id: str) -> list[T]:
         """Remove a model with everything it has queued."""
-        queued = [op for _, op in self._queues.get(model_id, ())]
-        if queued:
-            self._forget(model_id)
-        return queued
+        self._had.pop(model_id, None)
+        return [op for _, op in self._queues.pop(model_id, ())]
 
-    def waiting(self, model_id: str) -> int:
-        """How many ops of ``model_id`` are queued."""
-        return len(self._queues.get(model_id, ()))
+    def places(self) -> dict[str, Place]:
+        """Where each model with work stands, if nothing is added."""
+        had = {model_id: self._had[model_id] for model_id in self._queues}
+        queues = {model_id: deque(queue) for model_id, queue in self._queues.items()}
+        places: dict[str, Place] = {}
+        turns = tokens = 0
+        while len(places) < len(self._queues):
+            model_id = min(queues, key=had.__getitem__)
+            places.setdefault(model_id, Place(turns, tokens))
+            cost, _ = queues[model_id].popleft()
+            had[model_id] += cost
+            turns, tokens = turns + 1, tokens + cost
+            if not queues[model_id]:
+                del queues[model_id]
+        return places
 
-    def _forget(self, model_id: str) -> None:
-        self._round.remove(model_id)
-        self._queues.pop(model_id, None)
-        self._deficit.pop(model_id, None)
+    def _forget_rested(self) -> None:
+        """Models without work that others have caught up with start afresh, like new ones."""
+        for model_id in [m for m, had in self._had.items() if had <= self._now]:
+            if model_id not in self._queues:
+                del self._had[model_id]

@@ -36,10 +36,10 @@ class Sequencer(Generic[T]):
         return ready
 
     def abandon(self) -> tuple[int, list[tuple[int, T]]]:
-        """Give up on the gap: the missing seq, and what was waiting for it in order."""
+        """Give up on the gap: the missing seq, and what waited for it, up to the next gap."""
         missing = self._next
-        waiting = sorted(self._early.items())
-        self._early.clear()
-        if waiting:
-            self._next = waiting[-1][0] + 1
-        return missing, waiting
+        if not self._early:
+            return missing, []
+        first = min(self._early)
+        self._next = first
+        return missing, self.offer(first, self._early[first])

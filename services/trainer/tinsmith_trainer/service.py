@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tinsmith import ids
+from tinsmith import ids, model_files
 from tinsmith.cores import threads
-from tinsmith.errors import Fenced
+from tinsmith.errors import BrokerUnavailable, Fenced, Forgotten
 from tinsmith.messages import table
 from tinsmith.messages.registry import ServedModel
 from tinsmith.service import run_service
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.executor import Executor
+from tinsmith_trainer.holdings import Holdings
 from tinsmith_trainer.ownership import OwnedModel
+from tinsmith_trainer.patience import Patience, PatientWriter
 from tinsmith_trainer.recovery import Recovery
 from tinsmith_trainer.snapshots import SnapshotPolicy
 from tinsmith_trainer.troubles import Troubles
+from tinsmith_trainer.workload import tell
 
 if TYPE_CHECKING:
-    from tinsmith.bus import Delivery
     from tinsmith.config import Config, ModelConfig
-    from tinsmith.messages.ops import Placement
     from tinsmith.messages.registry import Session
     from tinsmith.service import ServiceContext
     from tinsmith_trainer.engine import TrainingEngine
+    from tinsmith_trainer.holdings import Held
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
 MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
@@ -51,18 +54,21 @@ class Trainer:
         self._owned: dict[str, OwnedModel] = {}
         self._ended_sessions: set[str] = set()
         self._troubles = Troubles()
-        self._room = asyncio.Semaphore(self._config.max_models)
+        self._holdings = Holdings(self._config.max_models, context.load)
+        self._patience = Patience(context)
 
     async def run(self) -> None:
         """Runs until cancelled."""
         # Outside of the group: models that are being given up still need the torch thread.
         computing = asyncio.create_task(self._compute.serve(), name="compute")
+        telling = asyncio.create_task(tell(self._context, self._compute), name="tell")
         sessions = await self._bus.table(table.SESSIONS).watch(self._on_session)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._take_models(tasks)
         finally:
             await sessions.close()
+            telling.cancel()
             computing.cancel()
 
     async def _take_models(self, tasks: asyncio.TaskGroup) -> None:
@@ -75,22 +81,26 @@ class Trainer:
             pool=pool,
             model="*",
         )
-        async for placement in placements.deliveries():
-            await self._room.acquire()
-            task = tasks.create_task(
-                self._hold(placement), name=f"model {placement.message.model_id}"
-            )
-            task.add_done_callback(lambda _: self._room.release())
+        async with aclosing(placements.deliveries()) as deliveries:
+            while True:
+                await self._holdings.room()  # before asking: another trainer may have some
+                held = self._holdings.take(await anext(deliveries))
+                if held is not None:
+                    tasks.create_task(self._hold(held), name=f"model {held.model_id}")
 
-    async def _hold(self, placement: Delivery[Placement]) -> None:
+    async def _hold(self, placement: Held) -> None:
         """Own one model from its placement to its end, whichever way it ends."""
-        model_id = placement.message.model_id
+        model_id = placement.model_id
         log = self._log.bind(model_id=model_id)
         try:
             await self._own(model_id)
         except Fenced as lost:
             log.warning("model lost to another trainer", error=str(lost))
             placement.let_go()
+        except Forgotten as gone:
+            log.warning("model dropped for good", error=str(gone))
+            await self._clear_queue(model_id)
+            await placement.ack()
         except asyncio.CancelledError:
             await placement.give_back()
             raise
@@ -101,16 +111,21 @@ class Trainer:
             self._troubles.forget(model_id)
             await placement.ack()
             log.info("model released")
-        finally:
-            self._owned.pop(model_id, None)
 
     async def _own(self, model_id: str) -> None:
         if self._is_over(model_id) and not await self._is_asked(model_id):
             return
         log = self._log.bind(model_id=model_id)
-        writer = await self._bus.log.take(model_id, self._context.instance, self._environment)
+        seal = await self._context.seals.of(model_id)
+        if seal.why_closed is not None:
+            raise seal.why_closed
+        writer = await self._patience.until_written(
+            lambda: self._bus.log.take(
+                model_id, self._context.instance, self._environment, seal=seal
+            )
+        )
         try:
-            recovery = Recovery(model_id, self._bus.log, self._executor, log)
+            recovery = Recovery(model_id, self._bus.log, seal, self._executor, log)
             if (reason := self._troubles.why_give_up(model_id)) is None:
                 recovered = await recovery.run()
             else:
@@ -119,7 +134,7 @@ class Trainer:
             owned = OwnedModel(
                 model_id,
                 bus=self._bus,
-                writer=writer,
+                writer=PatientWriter(writer, self._patience),
                 executor=self._executor,
                 recovered=recovered,
                 snapshots=self._snapshot_policy(),
@@ -131,6 +146,7 @@ class Trainer:
             log.info("model taken", epoch=writer.epoch, next_seq=recovered.next_seq)
             await owned.run()
         finally:
+            self._owned.pop(model_id, None)
             await asyncio.shield(self._executor.drop(model_id))
 
     def _snapshot_policy(self) -> SnapshotPolicy:
@@ -140,6 +156,13 @@ class Trainer:
 
     def _is_over(self, model_id: str) -> bool:
         return ids.session_of(model_id) in self._ended_sessions
+
+    async def _clear_queue(self, model_id: str) -> None:
+        """Drop what is left for a forgotten model: it cannot be opened, its futures have failed."""
+        try:
+            await self._bus.withdraw(table.OPS, model=ids.token(model_id), seq="*")
+        except BrokerUnavailable as error:  # it only takes room
+            self._log.warning("queue not cleared", model_id=model_id, error=str(error))
 
     async def _is_asked(self, model_id: str) -> bool:
         return await self._bus.is_queued(table.OPS, model=ids.token(model_id), seq="*")
@@ -184,24 +207,28 @@ def _load(model: ModelConfig, config: TrainerConfig) -> tuple[TrainingEngine, di
     """Imports torch, so it runs on a thread: the event loop answers the broker meanwhile."""
     from tinsmith_trainer import base_model
 
-    base_model.check_files(model.source)
+    model_files.find(model.source)  # what is wrong with it is said before torch is imported
     import torch
 
     from tinsmith_trainer.engine import TrainingEngine
     from tinsmith_trainer.environment import describe
 
     torch.set_num_threads(threads(config.threads))
+    device = base_model.find_device(config.device)
+    tokens = config.microbatch_tokens or MICROBATCH_TOKENS[device.type]
     base = base_model.load(
         model.source,
         name=model.name,
         dtype=model.dtype,
+        quantization=model.quantization,
         device=config.device,
         context_length=model.context_length,
         tokenizer_id=model.tokenizer,
+        pass_tokens=tokens,
     )
-    tokens = config.microbatch_tokens or MICROBATCH_TOKENS[base.device.type]
     environment = describe(base, microbatch_tokens=tokens)
-    return TrainingEngine(base, microbatch_tokens=tokens), environment
+    engine = TrainingEngine(base, microbatch_tokens=tokens, checkpointing=config.checkpointing)
+    return engine, environment
 
 
 async def _announce(context: ServiceContext, engine: TrainingEngine) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith.errors import BrokerUnavailable
+from tinsmith.errors import BrokerUnavailable, StorageFull
 
+_OF_OTHERS = (BrokerUnavailable, StorageFull)  # they say nothing about the model
 MAX_TRIES = 4
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 30.0
@@ -31,7 +32,7 @@ class Troubles:
     def add(self, model_id: str, error: Exception) -> float:
         """Note a failure; how long to wait before the next try, in seconds."""
         trouble = self._by_model.setdefault(model_id, _Trouble())
-        if not isinstance(error, BrokerUnavailable):  # which says nothing about the model
+        if not isinstance(error, _OF_OTHERS):
             trouble.tries += 1
             trouble.reason = f"{type(error).__name__}: {error}"
         return min(FIRST_PAUSE_S * 2.0**trouble.tries, LONGEST_PAUSE_S)

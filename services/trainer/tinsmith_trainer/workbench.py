@@ -18,6 +18,7 @@ from tinsmith.errors import ServerError, UserError
 from tinsmith.messages.failures import to_failed
 from tinsmith_trainer import base_model
 from tinsmith_trainer.base_model import DTypeName
+from tinsmith_trainer.checkpoint_files import refs, to_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.engine import EngineOp, TrainingEngine
 from tinsmith_trainer.environment import describe
@@ -89,6 +90,12 @@ class Workbench:
             lambda: self._engine.restore(model_id, files, with_optimizer=with_optimizer)
         )
 
+    async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
+        """What a checkpoint of the model as it is would consist of; nothing is written."""
+        return await self._run(
+            lambda: refs(to_files(self._engine.snapshot(model_id), with_optimizer=with_optimizer))
+        )
+
     async def state_blake3(self, model_id: str) -> str:
         """The digest of the model's present state."""
         return await self._run(lambda: digest(self._engine.state(model_id)))
@@ -123,6 +130,7 @@ def _load(
         model.source,
         name=model.name,
         dtype=_dtype(told, model),
+        quantization=model.quantization,
         device=_device(told, settings),
         context_length=model.context_length,
         tokenizer_id=model.tokenizer,

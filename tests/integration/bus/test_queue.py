@@ -9,7 +9,7 @@ import pytest
 
 from tinsmith import ids
 from tinsmith.bus.claims import INLINE_BYTES
-from tinsmith.errors import BrokerUnavailable, Fenced
+from tinsmith.errors import BlobMissing, BrokerUnavailable, Busy, Fenced
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Tensor
 
@@ -170,3 +170,58 @@ async def test_a_new_consumer_gets_at_once_what_the_old_one_had_in_hand(bus):
             await asyncio.wait_for(anext(olds), 20)
 
     assert taken.message.seq == 1
+
+
+LARGE = ops.ForwardBackward(
+    data=(ops.Datum(tokens=Tensor("int32", (INLINE_BYTES,), bytes(4 * INLINE_BYTES)), inputs={}),),
+    loss_fn="x",
+)
+
+
+async def test_a_full_queue_is_busy(bus):
+    js = bus._connection[1]
+    info = await js.stream_info(table.OPS.stream)
+    await js.update_stream(info.config.evolve(max_bytes=100))
+
+    with pytest.raises(Busy, match=r"full.*maximum bytes"):
+        await put(bus, 1)
+
+
+async def test_work_whose_bytes_were_shed_is_read_from_the_queue_again(bus):
+    await put(bus, 1)
+    worklist = work(bus)
+    async with aclosing(worklist.taken()) as taken:
+        one = await anext(taken)
+        assert one.size > 0
+        one.shed()
+
+        assert one.size == 0
+        assert (await worklist.read(one)).message == op(1)
+
+
+async def test_work_whose_blob_is_lost_is_given_up_after_some_tries(bus, blobs, monkeypatch):
+    monkeypatch.setattr("tinsmith.bus.pull.POSTPONE_S", 0.05)
+    await put(bus, 1, LARGE)
+    (delivery,) = await take(bus, 1, name="first")
+    await bus._connection[1].delete_consumer(table.OPS.stream, "first")
+    (blobs._folder / delivery.ref.blake3[:2] / delivery.ref.blake3[2:]).unlink()
+    lost = []
+
+    async def on_lost(taken, error):
+        lost.append((taken.subject, taken.attempts, error))
+
+    await put(bus, 2)
+    async with aclosing(work(bus).deliveries(on_lost)) as deliveries:
+        second = await anext(deliveries)
+        waiting = asyncio.ensure_future(anext(deliveries))
+        async with asyncio.timeout(20):
+            while await bus.is_queued(table.OPS, model=TOKEN, seq="1"):
+                await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    ((subject, attempts, error),) = lost
+    assert second.message.seq == 2
+    assert (subject, attempts) == (table.OPS.subject(model=TOKEN, seq="1"), 4)
+    assert isinstance(error, BlobMissing)
+    assert delivery.ref.blake3 in str(error)

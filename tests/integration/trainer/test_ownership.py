@@ -14,6 +14,7 @@ from tinsmith.bus import Bus
 from tinsmith.config import BusConfig, Config, ModelConfig
 from tinsmith.messages import ops, registry, table
 from tinsmith.messages.base import Failed, Tensor
+from tinsmith.sealing import Seals
 from tinsmith.service import ServiceContext
 from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
@@ -78,7 +79,8 @@ async def trainer(broker, blobs, base, name="trainer-a", **options):
         settings = TrainerConfig(placement_timeout_s=3, checkpointer_patience_s=0.5, **options)
         config = Config(models=(ModelConfig(name=BASE),), sections=(settings,))
         context = ServiceContext(
-            name="trainer", config=config, bus=bus, blobs=blobs, instance=name,
+            name="trainer", config=config, bus=bus, blobs=blobs, seals=Seals(bus, config),
+            instance=name,
             stopping=asyncio.Event(), log=structlog.get_logger(),
         )  # fmt: skip
         engine, compute = TrainingEngine(base_model.load(base, name=BASE)), Compute()
@@ -190,8 +192,9 @@ async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monk
         await moved.create()
         await train(moved, 1, 9)
         async with asyncio.timeout(30):
-            while (saved := await bus.log.newest_state(moved.model)) is None:
+            while await bus.log.newest_state(moved.model) is None:
                 await asyncio.sleep(0.01)
+    saved = await bus.log.newest_state(moved.model)  # perhaps another one, saved meanwhile
     repeated = []
     execute = Executor.execute
     monkeypatch.setattr(

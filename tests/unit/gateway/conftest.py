@@ -15,12 +15,14 @@ from aiohttp import web
 from tests.unit.gateway.fake_bus import FakeBus
 
 from tinsmith import ids
+from tinsmith.config import Config
 from tinsmith.messages.base import BlobRef
 from tinsmith.messages.checkpoints import Checkpoint
 from tinsmith.messages.ops import LoraShape
 from tinsmith.messages.registry import ServedModel
 from tinsmith.messages.services import ServiceAlive
 from tinsmith.messages.table import CHECKPOINTS, SERVED, SERVICE_ALIVE
+from tinsmith.sealing import Seals
 from tinsmith_gateway.app import build_app, build_runner
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.gateway import Gateway
@@ -124,9 +126,9 @@ class Rig:
         await self.bus.table(CHECKPOINTS).put(ids.checkpoint_key(path), entry)
         return entry.path
 
-    async def announce(self, role, *models):
+    async def announce(self, role, *models, **fields):
         """A service's ping."""
-        alive = ServiceAlive(service=role, instance="t", version="0", base_models=models)
+        alive = ServiceAlive(service=role, instance="t", version="0", base_models=models, **fields)
         await self.bus.emit(SERVICE_ALIVE, alive)
 
 
@@ -189,10 +191,15 @@ async def fake():
 
 
 @pytest.fixture
-async def rig(config, fake, served):
+def seals(fake, tmp_path):
+    return Seals(fake, Config(data_dir=tmp_path / "data"))
+
+
+@pytest.fixture
+async def rig(config, fake, served, seals):
     for model in served:
         await fake.table(SERVED).put(f"{ids.pool_token(model.name)}-{model.role}", model)
-    gateway = Gateway.build(config, fake, [KEY, OTHER_KEY])
+    gateway = Gateway.build(config, fake, [KEY, OTHER_KEY], seals)
     await gateway.start()
     runner = build_runner(build_app(gateway))
     await runner.setup()

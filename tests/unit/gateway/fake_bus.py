@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from datetime import UTC, datetime
 
 from blake3 import blake3
 
 from tinsmith import ids
-from tinsmith.bus import Subscription
+from tinsmith.blobs import BlobStore
+from tinsmith.bus import Committed, Subscription
+from tinsmith.bus.facts import Fact, op_costs, sample_costs
 from tinsmith.errors import BrokerUnavailable, Busy
 from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import decoder, encode
-from tinsmith.messages.services import SampleReady
-from tinsmith.messages.table import OP_DONE, OPS, SAMPLE_READY, SAMPLES
+from tinsmith.messages.services import AuditEntry, SampleReady
+from tinsmith.messages.table import (
+    CHANGE_CHECKPOINT,
+    COPY_CHECKPOINT,
+    DELETE_CHECKPOINT,
+    OP_DONE,
+    OPS,
+    SAMPLE_READY,
+    SAMPLES,
+)
+from tinsmith.sealing import PLAIN
+from tinsmith_checkpointer.changes import Changes
 
 
 class FakeBus:
@@ -29,6 +42,9 @@ class FakeBus:
         self.capacity = 1000
         self.log = FakeLog(self)
         self.results = FakeResults(self)
+        self.audit = FakeAudit(self)
+        self.blobs = BlobStore.open("memory:///", default=None)
+        self.facts = FakeFacts(self)
         self.emitted = []
         self.reads = 0
         self._queued = {}
@@ -59,8 +75,9 @@ class FakeBus:
     def listeners(self):
         return sum(map(len, (*self._handlers.values(), *self._watchers.values())))
 
-    async def enqueue(self, queue, message, **tokens):
+    async def enqueue(self, queue, message, seal=PLAIN, /, **tokens):
         self.check()
+        seal.seal(b"")  # what is queued stays readable here, but a closed seal is refused
         subject = queue.subject(**tokens)
         if subject not in self._queued:
             if sum(key.startswith(queue.wildcard.partition("*")[0]) for key in self._queued) >= (
@@ -70,6 +87,12 @@ class FakeBus:
             self._queued[subject] = encode(message)
         async with self._changed:
             self._changed.notify_all()
+        return self._queued[subject] == encode(message)
+
+    async def queued_as(self, queue, seal=PLAIN, /, **tokens):
+        self.check()
+        data = self._queued.get(queue.subject(**tokens))
+        return None if data is None else queue.messages.decode(data)
 
     async def is_queued(self, queue, **tokens):
         self.check()
@@ -83,6 +106,21 @@ class FakeBus:
             for subject, data in self._queued.items()
             if subject.startswith(prefix)
         ]
+
+    async def withdraw(self, queue, **tokens):
+        self.check()
+        self._queued.pop(queue.subject(**tokens), None)
+
+    async def call(self, rpc, request):
+        """The checkpointer's own handlers answer, on the same tables."""
+        self.check()
+        changes = Changes(self)
+        handlers = {
+            CHANGE_CHECKPOINT: changes.change,
+            DELETE_CHECKPOINT: changes.delete,
+            COPY_CHECKPOINT: changes.copy,
+        }
+        return await handlers[rpc](rpc.requests.decode(encode(request)))
 
     async def take(self, queue, seen):
         """The oldest message whose id is not in ``seen``; it stays queued until finished."""
@@ -126,6 +164,13 @@ class FakeTable:
         await self.put(key, value)
         return value
 
+    async def update(self, key, change):
+        present = await self.get(key)
+        if (wanted := change(present)) is None or wanted == present:
+            return present
+        await self.put(key, wanted)
+        return wanted
+
     async def put(self, key, value):
         self._bus.check()
         self._bus._stored[self._entity.subject(id=key)] = encode(value)
@@ -141,6 +186,9 @@ class FakeTable:
         self._bus.check()
         self._bus._stored.pop(self._entity.subject(id=key), None)
         self._tell(key, None)
+
+    async def erase(self, key):
+        await self.delete(key)
 
     async def watch(self, on_change):
         self._bus.check()
@@ -160,12 +208,62 @@ class FakeTable:
             asyncio.get_running_loop().call_soon(on_change, key, value)
 
 
+class FakeAudit:
+    """Entries in memory."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self._entries = []
+
+    async def add(self, entry):
+        self._bus.check()
+        self._entries.append(decoder(AuditEntry).decode(encode(entry)))
+
+    async def of_day(self, owner, day, topic):
+        self._bus.check()
+        return [
+            entry
+            for entry in self._entries
+            if entry.owner == owner
+            and topic in ("*", entry.topic)
+            and datetime.fromtimestamp(entry.at_ns / 1e9, UTC).date() == day
+        ]
+
+
+class FakeFacts:
+    """Costs of the stored results; their order is their place in the stream."""
+
+    def __init__(self, bus):
+        self._bus = bus
+
+    async def of_log(self, *, first, model):
+        records = sorted(self._bus.log._records.items())
+        for (model_id, seq), record in records:
+            if model_id == model:
+                costs = op_costs(decoder(ops.OpResult).decode(record.result))
+                yield Fact(first, 1.5, model_id, seq, costs)
+
+    async def of_results(self, *, first, sampler):
+        if (fact := await self.next_result(sampler, after=first - 1)) is not None:
+            yield fact
+
+    async def next_result(self, sampler_id, *, after):
+        self._bus.check()
+        stored = self._bus.results._results
+        for place, ((sampler, seq), data) in enumerate(stored.items(), 1):
+            if place > after and sampler == sampler_id:
+                costs = sample_costs(decoder(sampling.SampleResult).decode(data))
+                return Fact(place, 0.0, sampler_id, seq, costs)
+        return None
+
+
 class FakeLog:
     """Records by model and seq."""
 
     def __init__(self, bus):
         self._bus = bus
         self._records = {}
+        self.owners = {}  # by model
         self.is_blob_missing = False
 
     def append(self, op, result):
@@ -186,10 +284,18 @@ class FakeLog:
         self._bus.reads += 1
         return self._records.get((model_id, seq))
 
-    async def result(self, record):
+    async def committed(self, model_id, seq):
+        record = await self.get(model_id, seq)
+        return None if record is None else Committed(record, blake3(encode(record)).hexdigest())
+
+    async def owner(self, model_id):
+        self._bus.check()
+        return self.owners.get(model_id)
+
+    async def result(self, record, seal=PLAIN):
         return decoder(ops.OpResult).decode(record.result)
 
-    async def op(self, record):
+    async def op(self, record, seal=PLAIN):
         return decoder(ops.Op).decode(record.op)
 
 

@@ -13,6 +13,7 @@ from tinsmith import ids
 from tinsmith.errors import BlobMissing
 from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import Failed, Tensor
+from tinsmith.messages.services import QueuePlace
 from tinsmith.messages.table import OPS, SAMPLES
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.liveness import Hearing
@@ -63,7 +64,9 @@ async def test_a_result_is_returned_and_stays(rig, op):
 
     answers = [await rig.poll(request_id(op)) for _ in range(2)]
 
-    assert [(a.status, a.json) for a in answers] == [(200, {"metrics": {"lr": 1.0}})] * 2
+    assert [a.status for a in answers] == [200, 200]
+    assert answers[0].json == answers[1].json
+    assert answers[0].json["metrics"]["lr"] == 1.0
 
 
 async def test_a_training_result_is_protobuf(rig, recorded):
@@ -85,7 +88,12 @@ async def test_a_large_result_is_returned(rig, op):
     )
     await rig.bus.finish_op(op, done)
 
-    assert len((await rig.poll(request_id(op))).raw) > len(data)
+    announced = (await rig.poll(request_id(op))).json
+    body = {"request_id": request_id(op), "allow_metadata_only": False}
+    answer = await rig.post("retrieve_future", body)
+
+    assert announced["status"] == "complete_metadata"
+    assert announced["response_payload_size"] == len(answer.raw) > len(data)
 
 
 async def test_a_sample_is_protobuf(rig, sample):
@@ -243,20 +251,56 @@ async def test_without_a_worker_the_client_is_told_why_it_waits(rig, op, sample,
     ]
 
 
-async def test_without_a_worker_for_long_the_future_fails(rig, op, monkeypatch):
+async def test_without_a_sampler_for_long_the_sample_fails(rig, sample, monkeypatch):
+    monkeypatch.setattr(rig.gateway.hearing, "since", time.monotonic() - 601)
+
+    answer = await rig.poll(sample.request_id)
+
+    assert (answer.status, answer.json["category"]) == (200, "server")
+    assert f"no sampler has served '{MODEL}' for 601 s" in answer.json["error"]
+
+
+async def test_training_that_would_still_happen_is_never_called_failed(rig, op, monkeypatch):
     monkeypatch.setattr(rig.gateway.hearing, "since", time.monotonic() - 601)
 
     answer = await rig.poll(request_id(op))
 
-    assert (answer.status, answer.json["category"]) == (200, "server")
-    assert f"no trainer has served '{MODEL}' for 601 s" in answer.json["error"]
+    assert (answer.status, answer.json["queue_state"]) == (408, "paused_capacity")
+    assert f"no trainer for model '{MODEL}' is running" in answer.json["queue_state_reason"]
+
+
+async def test_a_model_that_no_trainer_has_room_for_is_told_so(rig, op):
+    await rig.announce("trainer", MODEL, load={"room": 0, "models": 2})
+
+    answer = await rig.poll(request_id(op))
+
+    assert (answer.status, answer.json["queue_state"]) == (408, "paused_capacity")
+    assert "full (1 running, with 2 models)" in answer.json["queue_state_reason"]
+
+
+async def test_a_model_in_the_hands_of_a_full_trainer_is_at_work(rig, op):
+    await rig.announce("trainer", MODEL, load={"room": 0, "models": 2})
+    rig.bus.log.owners[op.model_id] = ops.Owned(
+        model_id=op.model_id, epoch=1, trainer_id="t", prev_blake3=""
+    )
+
+    assert (await rig.poll(request_id(op))).json["queue_state"] == "active"
+
+
+async def test_a_trainers_trouble_reaches_those_who_wait_for_it(rig, op):
+    await rig.announce("trainer", MODEL, trouble="training waits for room")
+
+    answer = await rig.poll(request_id(op))
+
+    assert (answer.status, answer.json["queue_state"]) == (408, "paused_capacity")
+    assert answer.json["queue_state_reason"] == "training waits for room"
 
 
 async def test_a_result_is_given_out_even_when_no_worker_is_left(rig, op, monkeypatch):
     await rig.bus.finish_op(op, ops.OptimStepDone())
     monkeypatch.setattr(rig.gateway.hearing, "since", time.monotonic() - 601)
 
-    assert (await rig.poll(request_id(op))).json == {"metrics": {}}
+    assert "metrics" in (await rig.poll(request_id(op))).json
 
 
 async def test_a_broker_that_is_away_makes_the_poll_wait_and_not_fail(rig, op):
@@ -293,7 +337,7 @@ async def test_a_broker_that_comes_back_ends_the_wait(rig, op, patient):
 async def test_a_result_that_cannot_be_read_is_a_failed_future(rig, op, monkeypatch):
     await rig.bus.finish_op(op, ops.OptimStepDone())
 
-    async def missing(_record):
+    async def missing(*_record):
         raise BlobMissing("blob 12 is not in the store")
 
     monkeypatch.setattr(rig.bus.log, "result", missing)
@@ -336,12 +380,12 @@ async def test_a_gateway_that_stops_lets_its_polls_go(rig, op, patient):
     await watch
 
 
-async def test_closing_a_gateway_leaves_no_listeners_on_the_bus(fake):
+async def test_closing_a_gateway_leaves_no_listeners_on_the_bus(fake, seals):
     from tinsmith_gateway.gateway import Gateway
 
-    gateway = Gateway.build(GatewayConfig(), fake, ["tml-a"])
+    gateway = Gateway.build(GatewayConfig(), fake, ["tml-a"], seals)
     await gateway.start()
-    assert fake.listeners == 9
+    assert fake.listeners > 9
 
     await gateway.close()
 
@@ -350,3 +394,14 @@ async def test_closing_a_gateway_leaves_no_listeners_on_the_bus(fake):
 
 def test_a_gateway_that_has_just_started_waits_before_it_misses_anybody():
     assert Hearing().silent_s(None) < 1
+
+
+@pytest.mark.parametrize(("turns", "state"), [(3, "paused_capacity"), (0, "active")])
+async def test_a_model_behind_others_is_told_its_place(rig, op, turns, state):
+    place = QueuePlace(turns=turns, tokens=700 * turns)
+    await rig.announce("trainer", MODEL, places={op.model_id: place})
+
+    answer = await rig.poll(request_id(op))
+
+    assert (answer.status, answer.json["queue_state"]) == (408, state)
+    assert ("3 of their turns (2100 tokens)" in answer.raw.decode()) == bool(turns)

@@ -89,7 +89,7 @@ async def test_all_checkpoints_of_a_user_are_listed_in_pages(rig, runs):
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=1001", "offset=-1", "limit=x", "offset=1.5", "project_id=p"]
+    "query", ["limit=0", "limit=1001", "offset=-1", "limit=x", "offset=1.5", "project_id=/"]
 )
 async def test_a_query_that_makes_no_sense_is_400(rig, query):
     answer = await rig.get(f"training_runs?{query}")
@@ -143,22 +143,10 @@ async def test_what_is_not_yours_is_not_there(rig, path):
     ("method", "path"),
     [
         ("POST", "auth/token"),
-        ("GET", "auth/apikey/me"),
-        ("POST", "retrieve_futures"),
-        ("POST", "cancel_future"),
-        ("POST", "create_custom_loss"),
-        ("POST", "join_sampling_session"),
-        ("POST", "copy_weights"),
-        ("DELETE", "training_runs/a:train:0/checkpoints/weights/x"),
-        ("POST", "training_runs/a:train:0/checkpoints/weights/x/publish"),
-        ("PUT", "training_runs/a:train:0/checkpoints/weights/x/ttl"),
+        ("DELETE", "auth/apikey/me"),
         ("GET", "training_runs/a:train:0/checkpoints/external_weights/x/external_weights_urls"),
-        ("POST", "sessions/search"),
-        ("PUT", "sessions/x/project"),
-        ("GET", "sessions/x/trace_export"),
-        ("GET", "audit?event_type=x"),
-        ("GET", "billing/usage/events"),
-        ("GET", "billing/usage/checkpoints/current"),
+        ("POST", "forward"),
+        ("POST", "unload_model"),
     ],
 )
 async def test_the_rest_of_the_protocol_is_refused_by_name(rig, method, path):

@@ -20,7 +20,7 @@ LOG = structlog.get_logger()
 
 
 @pytest.fixture
-def context(fake, blobs, tmp_path):
+def context(fake, blobs, seals, tmp_path):
     def make(**fields):
         config = Config(data_dir=tmp_path, sections=(GatewayConfig(**fields),))
         return ServiceContext(
@@ -28,6 +28,7 @@ def context(fake, blobs, tmp_path):
             config=config,
             bus=fake,
             blobs=blobs,
+            seals=seals,
             instance="gateway-test",
             stopping=asyncio.Event(),
             log=LOG,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tinsmith import ids
+from tinsmith.bus.views import View
 from tinsmith.errors import BrokerUnavailable
 from tinsmith.messages.registry import Session
 from tinsmith.messages.services import SessionAlive
 from tinsmith.messages.table import SESSION_ALIVE, SESSIONS
 from tinsmith_gateway.liveness import Hearing
 from tinsmith_gateway.sessions import Sessions
-from tinsmith_gateway.views import View
 
 OTHER = "tml-bob"
 
@@ -39,10 +39,18 @@ async def test_a_session_is_stored_with_what_the_client_said(rig, recorded):
     assert (stored.tags, stored.sdk_version, stored.status) == (("a",), "0.38.0", "active")
 
 
-async def test_a_project_is_ignored_and_the_client_is_told(rig):
-    answer = await rig.post("create_session", {"project_id": "p"})
+async def test_a_session_is_labelled_with_its_project_and_so_are_its_runs(rig):
+    body = {"project_id": "team/x"}
+    refused = await rig.post("create_session", body)
+    session = (await rig.post("create_session", {"project_id": "p"})).json["session_id"]
+    model = await rig.model(session)
+    await rig.model()
 
-    assert "'p' is ignored" in answer.json["warning_message"]
+    listed = (await rig.get("training_runs?project_id=p")).json["training_runs"]
+
+    assert [run["training_run_id"] for run in listed] == [model]
+    assert refused.status == 400
+    assert "project_id: 'team/x'" in refused.detail
 
 
 async def test_a_heartbeat_is_answered_and_told_to_the_other_gateways(rig):
@@ -105,8 +113,8 @@ async def test_the_client_is_told_how_to_work(rig, recorded, name):
 
     answer = await rig.post(path, recorded(name))
 
-    assert (answer.status, answer.json["sample_cancel_enabled" if "dynamic" in name else
-            "sample_use_retrieve_futures"]) == (200, False)  # fmt: skip
+    assert answer.status == 200
+    assert answer.json["sample_cancel_enabled" if "dynamic" in name else "parallel_fwdbwd_chunks"]
 
 
 async def test_telemetry_is_accepted(rig, recorded):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tinsmith import ids
+from tinsmith.bus.views import View
 from tinsmith.messages.registry import Session
 from tinsmith.messages.table import SESSIONS
-from tinsmith_gateway.views import View
 
 
 def session(owner="a"):

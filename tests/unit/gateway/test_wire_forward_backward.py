@@ -8,7 +8,7 @@ import pytest
 from tinsmith import ids
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.base import Tensor, encode
-from tinsmith.messages.ops import ForwardBackward, Refused
+from tinsmith.messages.ops import ForwardBackward, Refused, Span
 from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
 from tinsmith_gateway.wire.forward_backward import forward_backward, place_in
 
@@ -111,6 +111,37 @@ def test_equal_requests_give_equal_ops_whatever_the_order_of_their_maps(example)
         other.data[0].loss_fn_inputs[key].CopyFrom(copied[key])
 
     assert encode(body_of(one)) == encode(body_of(other))
+
+
+def test_provenance_is_passed_on(example):
+    datum = body_of(example("backward_provenance")).data[0]
+
+    assert datum.input_spans == (
+        Span(kind="prompt", sequence_id="s:0", length=2),
+        Span(kind="sampled", sequence_id="s:0", length=2),
+    )
+    assert datum.target_spans == (Span(kind="sampled", sequence_id="s:0", length=4),)
+
+
+def test_a_datum_without_provenance_has_no_spans(example):
+    datum = body_of(example("backward_ppo")).data[0]
+
+    assert (datum.input_spans, datum.target_spans) == ((), ())
+
+
+def test_a_span_of_no_kind_is_refused(example):
+    message = example("backward_provenance")
+    message.data[0].loss_fn_input_spans.add()
+
+    assert "data[0].loss_fn_input_spans[1]: has neither" in refusal(message).message
+
+
+def test_dense_rows_of_targets_keep_their_shape(example):
+    message = example("backward_cross_entropy")
+    targets = message.data[0].loss_fn_inputs["target_tokens"]
+    targets.dense, targets.shape[:] = int64(1, 2, 3, 4), [2, 2]
+
+    assert body_of(message).data[0].inputs["target_tokens"].shape == (2, 2)
 
 
 def test_chunks_of_text_are_joined(example):

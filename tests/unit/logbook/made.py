@@ -10,12 +10,14 @@ from blake3 import blake3
 
 from tinsmith.errors import BlobMissing
 from tinsmith.logbook import Entry
+from tinsmith.logbook.anchors import Chain
 from tinsmith.logbook.container import Kind, pack_part
 from tinsmith.logbook.entry import GENESIS
 from tinsmith.logbook.file import Cover, End, FileLogbook
 from tinsmith.logbook.verify import Verification
 from tinsmith.messages import ops
 from tinsmith.messages.base import BlobRef, Failed, Tensor, encode
+from tinsmith.sealing import PLAIN
 
 MODEL = f"{'a' * 26}:train:0"
 OTHER = f"{'b' * 26}:train:3"
@@ -37,9 +39,11 @@ def scored(*logprobs):
 class Made:
     """A log that grows; a ``Logbook`` at the same time."""
 
-    def __init__(self, model_id=MODEL):
+    def __init__(self, model_id=MODEL, seal=PLAIN):
         self.model_id = model_id
+        self.opened_with = seal  # may be exchanged for one that opens nothing
         self.data = []
+        self.anchored = []
         self.stored = {}
         self.epoch = 0
         self.seq = 0
@@ -72,7 +76,10 @@ class Made:
     def op(self, body, result, *, state="", seq=None, in_blobs=False):
         seq = self.seq if seq is None else seq
         self.seq = seq + 1
+        seal = self.opened_with
         op, answer = encode(ops.Op(model_id=self.model_id, seq=seq, body=body)), encode(result)
+        digests = {"op_blake3": seal.digest(op), "result_blake3": seal.digest(answer)}
+        op, answer = seal.seal(op), seal.seal(answer)
         where = (
             {"op_ref": self.put(op), "result_ref": self.put(answer)}
             if in_blobs
@@ -83,10 +90,10 @@ class Made:
                 model_id=self.model_id,
                 seq=seq,
                 epoch=self.epoch,
-                op_blake3=blake3(op).hexdigest(),
-                result_blake3=blake3(answer).hexdigest(),
+                **digests,
                 state_blake3=state,
                 prev_blake3="",
+                sealed=seal.scheme,
                 **where,
             )
         )
@@ -113,6 +120,19 @@ class Made:
         for number, data in enumerate(self.data, start=1):
             yield Entry.read(data, f"entry {number}")
 
+    async def newest(self, model_id):
+        found = {}
+        async for entry in self.entries(model_id):
+            found.pop(type(entry.entry), None)
+            found[type(entry.entry)] = entry
+        return list(found.values())
+
+    async def anchors(self):
+        return Chain(heads={self.model_id: self.anchored})
+
+    async def seal(self, model_id):
+        return self.opened_with
+
     async def blob(self, ref):
         if ref.blake3 not in self.stored:
             raise BlobMissing(f"blob {ref.blake3} is not there")
@@ -122,9 +142,9 @@ class Made:
         await self.blob(ref)
 
 
-def a_run(model_id=MODEL):
+def a_run(model_id=MODEL, seal=PLAIN):
     """Fourteen entries with something of everything, in blobs and out of them."""
-    made = Made(model_id)
+    made = Made(model_id, seal)
     loaded = {"adapter": made.put(b"checkpoint " * 20)}
     base = ops.CreateModel(base_model="tiny/llama", lora=LORA)
     made.own({"torch": "2.8"}).op(

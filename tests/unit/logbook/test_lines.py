@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.logbook.made import MODEL, STEPPED, Made, a_run, forward_backward, scored
+from tests.unit.logbook.made import MODEL, Made, a_run, forward_backward, scored
 
 from tinsmith.logbook.lines import facts, line
 from tinsmith.logbook.overview import overview
@@ -83,25 +83,21 @@ async def test_the_number_of_tokens_is_that_of_their_bytes_not_of_their_shape():
 async def test_a_run_comes_to_one_row():
     row = await overview(a_run(), MODEL)
 
-    assert (row.base_model, row.entries, row.ops, row.steps, row.epochs, row.state_blake3) == (
-        "tiny/llama", 14, 10, 2, 2, "s7",
-    )  # fmt: skip
+    assert (row.last_op, row.owners, row.head_blake3, row.closed) == (9, 2, a_run().head, "")
 
 
-async def test_a_row_says_where_reading_ended():
+async def test_a_row_says_what_cannot_be_read():
     made = a_run()
     made.data[4] = b"\xc1"
     row = await overview(made, MODEL)
 
-    assert (row.entries, row.ops) == (4, 3)
     assert row.damage.startswith("entry 5: entry: ")
 
 
-async def test_a_step_that_failed_is_no_step():
-    made = Made().own().op(ops.OptimStep(), Failed(category="user", message="no"))
+async def test_a_run_without_an_op_has_a_row():
+    row = await overview(Made().own({"base_model": "b"}), MODEL)
 
-    assert (await overview(made, MODEL)).steps == 0
-    assert (await overview(made.op(ops.OptimStep(), STEPPED, state="s"), MODEL)).steps == 1
+    assert (row.base_model, row.last_op, row.owners) == ("b", None, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from tests.unit.sampler.examples import prompt, row
 from tests.unit.sampler.oracles import Oracle
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
 )
 
+from tinsmith import model_files
 from tinsmith.errors import NotSupported, StartupError
 
 SIZES = {
@@ -32,17 +32,6 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-UNSERVED = {
-    "sliding windows": (
-        Gemma2Config(**SIZES, head_dim=8, sliding_window=16),
-        "has layers of kind .'sliding_attention'.",
-    ),
-    "rope that follows the longest row": (
-        LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-        "has dynamic rotary embeddings",
-    ),
-    "logits that are scaled": (GraniteConfig(**SIZES, logits_scaling=8.0), "changes its logits"),
-}
 SERVED = {
     "biases": Qwen2Config(**SIZES),
     "no window": MistralConfig(**SIZES, sliding_window=None),
@@ -50,13 +39,41 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("kind", UNSERVED)
-async def test_what_would_come_out_wrong_is_refused_at_the_start(tmp_path, kind):
-    config, said = UNSERVED[kind]
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+async def refused(folder, config) -> str:
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    with pytest.raises(StartupError) as refusal:
+        async with running(folder):
+            pass
+    return str(refusal.value)
 
-    with pytest.raises(StartupError, match=f"{said}.*serve it with SGLang"):
-        async with running(tmp_path):
+
+async def test_rope_that_follows_the_longest_row_is_refused(tmp_path):
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+
+    said = await refused(tmp_path, LlamaConfig(**SIZES, rope_parameters=rope))
+    assert "has dynamic rotary embeddings" in said
+
+
+async def test_logits_that_are_scaled_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(model_files.FAMILIES, "granite", "Granite")
+
+    said = await refused(tmp_path, GraniteConfig(**SIZES, logits_scaling=8.0))
+    assert "changes its logits after the head" in said
+
+
+async def test_an_unknown_architecture_is_refused_before_loading(tmp_path, monkeypatch):
+    monkeypatch.setattr("tinsmith_sampler.model.load_model", None)  # never reached
+
+    said = await refused(tmp_path, GraniteConfig(**SIZES))
+    assert "unknown architecture, 'granite'; Tinsmith serves gemma, " in said
+
+
+async def test_too_little_memory_is_told_in_figures_before_loading(models, monkeypatch):
+    monkeypatch.setattr("tinsmith_sampler.model.load_model", None)  # never reached
+    monkeypatch.setattr("tinsmith.memory.available_bytes", lambda: 1 << 20)
+
+    with pytest.raises(StartupError, match=r"0\.50 GiB for a cache of 1048576 tokens\).*lower the"):
+        async with running(models["llama"], kv_tokens=1 << 20):
             pass
 
 

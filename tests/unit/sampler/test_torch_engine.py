@@ -223,7 +223,7 @@ async def test_an_adapter_that_is_not_loaded_fails_its_own_row_only(engine):
 
 
 async def test_a_model_that_is_not_there_is_one_line_at_the_start(tmp_path):
-    with pytest.raises(StartupError, match=r"model: .*nowhere.* cannot be loaded"):
+    with pytest.raises(StartupError, match=r"model: there is no folder .*nowhere; set path"):
         async with running(tmp_path / "nowhere"):
             pass
 

@@ -14,7 +14,7 @@ from tinsmith.messages import ops
 from tinsmith.messages.base import BlobRef, Failed, decoder, encode
 from tinsmith.messages.failures import to_failed
 from tinsmith_trainer import base_model
-from tinsmith_trainer.checkpoint_files import to_files
+from tinsmith_trainer.checkpoint_files import refs, to_files
 from tinsmith_trainer.engine import EngineOp, TrainingEngine
 from tinsmith_trainer.environment import describe
 from tinsmith_trainer.repeating import changes_state
@@ -141,6 +141,14 @@ class Recorder:
             parts[name] = BlobRef(blake3(data).hexdigest(), len(data))
             self.blobs[parts[name]] = data
         return parts
+
+    def save(self, body: ops.SaveWeights | ops.SaveWeightsForSampler) -> None:
+        """Record a save as the executor does, which names what was saved."""
+        is_training = isinstance(body, ops.SaveWeights)
+        parts = refs(to_files(self.engine.snapshot(RUN), with_optimizer=is_training))
+        done = ops.SaveWeightsDone if is_training else ops.SaveWeightsForSamplerDone
+        size_bytes = sum(ref.size for ref in parts.values())
+        self.do(body, done(path="tinker://x", size_bytes=size_bytes, parts=parts))
 
     def save_state(self) -> None:
         self.list.append(

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
+from tinsmith import model_files
 from tinsmith.errors import ConfigError, StartupError
 from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
@@ -62,7 +63,7 @@ def test_missing_files_are_named(folder: Path):
     (folder / "config.json").unlink()
 
     with pytest.raises(StartupError, match=r"lacks config\.json, model\.safetensors; set path"):
-        base_model.check_files(str(folder))
+        model_files.find(str(folder))
 
 
 def test_a_missing_shard_is_named(folder: Path):
@@ -71,7 +72,7 @@ def test_a_missing_shard_is_named(folder: Path):
     (folder / "model-1-of-2.safetensors").touch()
 
     with pytest.raises(StartupError, match=r"lacks model-2-of-2\.safetensors;"):
-        base_model.check_files(str(folder))
+        model_files.find(str(folder))
 
 
 def test_missing_files_are_reported_before_torch_is_imported():
@@ -89,7 +90,7 @@ def test_an_uncached_hub_id_is_refused_at_once_when_offline(monkeypatch: pytest.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     with pytest.raises(StartupError, match="no-such-org/model is neither a folder nor in the hub"):
-        base_model.check_files("no-such-org/model")
+        model_files.find("no-such-org/model")
 
 
 def test_weights_that_lack_a_tensor_are_refused(folder: Path):
@@ -121,7 +122,10 @@ def test_cuda_is_refused_where_there_is_none(tiny_llama: Path):
         base_model.load(str(tiny_llama), name="tiny", device="cuda")
 
 
-def test_an_architecture_that_scales_its_logits_is_refused(tmp_path: Path):
+def test_an_architecture_that_scales_its_logits_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(model_files.FAMILIES, "granite", "Granite")
     config = GraniteConfig(
         vocab_size=64,
         hidden_size=32,
@@ -138,7 +142,51 @@ def test_an_architecture_that_scales_its_logits_is_refused(tmp_path: Path):
         base_model.load(str(tmp_path), name="granite")
 
 
-def test_qwen3_loads_as_well_as_llama(tmp_path: Path):
-    folder = tiny_model.build(tmp_path / "q", family="qwen3", context_length=64)
+def test_too_little_memory_is_told_in_figures_before_loading(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tinsmith.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("tinsmith_trainer.pretrained.load", None)  # never reached
 
-    assert base_model.load(str(folder), name="q").info.context_length == 64
+    with pytest.raises(StartupError) as refusal:
+        base_model.load(str(tiny_llama), name="tiny", pass_tokens=1 << 20)
+
+    assert str(refusal.value) == (
+        "model: tiny needs about 10.00 GiB (0.00 GiB for weights in float32, 10.00 GiB for "
+        'passes of 1048576 tokens), and cpu has 0.00 GiB free; set dtype to "bfloat16", set '
+        'quantization to "nf4", lower microbatch_tokens, or serve a smaller model'
+    )
+
+
+def test_weights_in_the_published_form_of_gpt_oss_come_back_as_floats(tmp_path: Path):
+    folder = tiny_model.build(tmp_path, family="gpt_oss")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    packed = {}
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        blocks = (experts, outputs, inputs // 32, 16)
+        packed[f"{name}_blocks"] = torch.randint(0, 256, blocks, dtype=torch.uint8)
+        packed[f"{name}_scales"] = torch.randint(118, 124, blocks[:3], dtype=torch.uint8)
+    safetensors.torch.save_file(weights | packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_bytes())
+    form = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form}))
+
+    model = base_model.load(str(folder), name="tiny").model
+    name = "model.layers.1.mlp.experts.down_proj"
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat([numbers, -numbers])
+    codes = packed[f"{name}_blocks"].int()
+    pairs = torch.stack([numbers[codes & 15], numbers[codes >> 4]], dim=-1).flatten(-2)
+    scaled = pairs * torch.exp2(packed[f"{name}_scales"].float() - 127)[..., None]
+
+    assert torch.equal(model.get_parameter(name), scaled.flatten(-2).transpose(1, 2))
+
+
+def test_other_quantised_forms_are_refused(folder: Path):
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "gptq"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(StartupError, match=r"stored in the form 'gptq'.* weights in bfloat16"):
+        base_model.load(str(folder), name="tiny")

@@ -55,3 +55,88 @@ async def test_a_turn_nobody_waits_for_any_more_is_skipped(compute):
     await compute.run("c", lambda: None)
 
     assert ran == []
+
+
+def passes(name, count, made, *, tokens=100):
+    """An op of so many passes that notes each of them, and returns its name."""
+    for n in range(count):
+        yield tokens
+        made.append((name, n))
+    return name
+
+
+async def test_an_op_of_many_passes_gives_what_it_returns(compute):
+    made = []
+
+    assert await compute.run_passes("m", passes("op", 3, made)) == "op"
+    assert made == [("op", 0), ("op", 1), ("op", 2)]
+
+
+async def test_an_error_between_passes_is_the_ops(compute):
+    def fails():
+        yield 1
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await compute.run_passes("m", fails())
+
+
+async def test_a_small_op_waits_for_one_pass_of_a_large_one(compute):
+    """Counted in passes: the flood has twenty ops of twenty passes under way."""
+    made, release = [], threading.Event()
+    gate = asyncio.create_task(compute.run("gate", lambda: release.wait(30)))
+
+    async def flood():
+        for _ in range(20):
+            await compute.run_passes("flood", passes("flood", 20, made))
+
+    flooding = asyncio.create_task(flood())
+    small = asyncio.create_task(compute.run_passes("small", passes("small", 2, made, tokens=10)))
+    await asyncio.sleep(0)
+    release.set()
+    await small
+    before = made.index(("small", 1))
+    flooding.cancel()
+    await asyncio.gather(gate, flooding, return_exceptions=True)
+
+    assert before <= 2
+
+
+async def test_many_small_ops_get_their_share_beside_large_ones(compute):
+    """Ops come one after another, as from an owner, and the shares are in tokens all the same."""
+    made, release = [], threading.Event()
+    gate = asyncio.create_task(compute.run("gate", lambda: release.wait(30)))
+
+    async def client(name, tokens):
+        while True:
+            await compute.run_passes(name, passes(name, 1, made, tokens=tokens))
+
+    clients = [asyncio.create_task(client(*c)) for c in (("large", 1000), ("small", 50))]
+    await asyncio.sleep(0)
+    release.set()
+    await gate
+    while len(made) < 200:
+        await asyncio.sleep(0)
+    for task in clients:
+        task.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+    names = [name for name, _ in made[:200]]
+
+    # Of every op, 16 tokens are for reading it.
+    shares = (names.count("large") * 1016, names.count("small") * 66)
+    assert abs(shares[0] - shares[1]) <= 2 * 1016
+
+
+async def test_who_waits_is_told_its_place(compute):
+    release = threading.Event()
+    running = asyncio.create_task(compute.run("a", lambda: release.wait(30), cost=10))
+    await asyncio.sleep(0)
+    while compute.places():
+        await asyncio.sleep(0)
+    waiting = [asyncio.create_task(compute.run(m, int, cost=100)) for m in ("b", "c")]
+    await asyncio.sleep(0)
+    places = {model: (place.turns, place.tokens) for model, place in compute.places().items()}
+    release.set()
+    await asyncio.gather(running, *waiting)
+
+    assert places == {"b": (0, 0), "c": (1, 100)}

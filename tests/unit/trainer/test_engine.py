@@ -12,7 +12,7 @@ import torch
 from tests.unit.trainer.examples import cross_entropy, datum, logprobs, random_datum, values
 from transformers import AutoModelForCausalLM
 
-from tinsmith.errors import InvalidRequest, NotFound, NotSupported
+from tinsmith.errors import InvalidRequest, NotFound, NotSupported, UnusableGradient
 from tinsmith.messages.ops import ForwardBackward, LoraShape, OptimStep
 from tinsmith_trainer import base_model
 from tinsmith_trainer.checkpoint_files import to_files
@@ -205,7 +205,7 @@ def test_a_tenant_feels_no_neighbour(engine: TrainingEngine, tiny_llama: Path):
     ("op", "error"),
     [
         (cross_entropy(X, datum([1, 2], [3, 10**6])), InvalidRequest),
-        (ForwardBackward(data=(X,), loss_fn="dro"), NotSupported),
+        (ForwardBackward(data=(X,), loss_fn="grpo"), NotSupported),
         (
             ForwardBackward(data=(X,), loss_fn="cross_entropy", loss_config={"a": 1.0}),
             InvalidRequest,
@@ -225,14 +225,39 @@ def test_a_bad_op_leaves_the_gradient_as_it_was(
     assert torch.equal(gradient(engine), before)
 
 
-def test_a_gradient_that_no_step_could_use_is_refused_at_once(engine: TrainingEngine, model: str):
-    engine.forward_backward(model, cross_entropy(Y))
-    before = gradient(engine).clone()
+def test_a_gradient_that_no_step_can_use_fails_the_step_and_is_dropped(
+    engine: TrainingEngine, model: str
+):
+    adapter = engine._adapters.get(model)
+    moments = [adapter.optimizer.exp_avg.clone(), adapter.optimizer.exp_avg_sq.clone()]
+    before = probe(engine)
+    done = engine.forward_backward(model, cross_entropy(datum([1, 2], weights=[1e20, 1e20])))
 
-    with pytest.raises(InvalidRequest, match=r"gradient: its norm is .* over the limit of 1e\+18"):
-        engine.forward_backward(model, cross_entropy(datum([1, 2], weights=[1e20, 1e20])))
+    with pytest.raises(UnusableGradient, match=r"gradient: .* over the limit of 1e\+18"):
+        engine.optim_step(model, STEP)
 
-    assert torch.equal(gradient(engine), before)
+    assert np.isfinite(done.metrics["loss:sum"])
+    assert np.array_equal(before, probe(engine))
+    assert torch.equal(moments[0], adapter.optimizer.exp_avg)
+    assert torch.equal(moments[1], adapter.optimizer.exp_avg_sq)
+    assert engine.optim_step(model, STEP).metrics == {"grad_norm": 0.0, "optimizer_steps": 1.0}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_poisoned_gradient_takes_the_rest_of_its_step_with_it(
+    engine: TrainingEngine, model: str, order: tuple[int, int]
+):
+    good, poison = cross_entropy(Y), cross_entropy(datum([1, 2], weights=[1e20, 1e20]))
+    before = probe(engine)
+    for index in order:
+        engine.forward_backward(model, (good, poison)[index])
+
+    with pytest.raises(UnusableGradient):
+        engine.optim_step(model, STEP)
+
+    assert np.array_equal(before, probe(engine))
+    engine.forward_backward(model, good)
+    assert engine.optim_step(model, STEP).metrics["optimizer_steps"] == 2.0
 
 
 def test_a_failure_between_passes_leaves_no_half_gradient(

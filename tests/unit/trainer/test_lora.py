@@ -13,12 +13,13 @@ from tinsmith.errors import InvalidRequest, StartupError
 from tinsmith.messages.ops import LoraShape
 from tinsmith_trainer import base_model
 from tinsmith_trainer.adapters import Adapter, Layout
-from tinsmith_trainer.lora import ActiveAdapter, LoraLinear, LoraPair, check_shape, inject
+from tinsmith_trainer.lora import ActiveAdapter, LoraLinear, LoraPair, check_shape
+from tinsmith_trainer.targets import inject
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tinsmith_trainer.lora import Targets
+    from tinsmith_trainer.targets import Targets
 
 CPU = torch.device("cpu")
 

@@ -1,39 +1,56 @@
-"""The loss functions and what they take."""
+"""The table of loss functions: names, settings, defaults."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tinsmith.errors import InvalidRequest, NotSupported
 from tinsmith_trainer import losses
 
 
-def test_cross_entropy_is_the_negative_weighted_sum_and_its_slope():
-    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    weights = torch.tensor([1.0, -0.25, 0.0])
-
-    value, slope = losses.cross_entropy(logprobs, {"weights": weights}, {})
-    value.sum().backward()
-
-    assert value.tolist() == [1.0, -0.5, 0.0]
-    assert torch.equal(slope, logprobs.grad)
-
-
 def test_an_unknown_loss_names_those_that_exist():
-    with pytest.raises(NotSupported, match=r"'ppo' is not available .*; use cross_entropy"):
-        losses.find("ppo")
+    with pytest.raises(
+        NotSupported,
+        match="'grpo' is not available on this server; use cispo, cross_entropy, custom, dro, "
+        "gspo, importance_sampling, ppo, stable_reinforce",
+    ):
+        losses.find("grpo")
 
 
-@pytest.mark.parametrize("value", [0.2, "text"])
-def test_a_setting_that_the_loss_lacks_is_refused(value: float | str):
-    with pytest.raises(InvalidRequest, match=r"loss_fn_config\['clip'\]: .* it takes none"):
-        losses.find("cross_entropy").configure({"clip": value})
+DEFAULTS = {
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    "dro": {"beta": 0.05},
+    "gspo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "stable_reinforce": {"kl_coeff": 0.01},
+}
 
 
-def test_settings_override_defaults_and_must_be_numbers():
-    loss = losses.Loss("l", {}, {"low": 0.8, "high": 1.2}, losses.cross_entropy)
+def test_every_loss_has_the_defaults_of_the_protocol():
+    assert {name: losses.find(name).configure({}) for name in losses.LOSSES} == DEFAULTS
 
-    assert loss.configure({"high": 2.0}) == {"low": 0.8, "high": 2.0}
-    with pytest.raises(InvalidRequest, match="'many' is not a number"):
-        loss.configure({"low": "many"})
+
+def test_settings_override_defaults():
+    assert losses.find("ppo").configure({"clip_high_threshold": 2}) == {
+        "clip_low_threshold": 0.8,
+        "clip_high_threshold": 2.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("cross_entropy", {"clip": 0.2}, r"\['clip'\]: cross_entropy does not take it; it takes n"),
+        ("ppo", {"beta": 0.2}, r"takes clip_high_threshold, clip_low_threshold"),
+        ("dro", {"beta": "many"}, "'many' is not a number"),
+        ("dro", {"beta": -1.0}, "-1 is out of range; use a finite number of at least 0"),
+        ("dro", {"beta": float("nan")}, "nan is out of range"),
+        ("cispo", {"clip_high_threshold": float("inf")}, "inf is out of range"),
+        ("ppo", {"clip_low_threshold": 1.5}, "1.5 is above clip_high_threshold 1.2"),
+    ],
+)
+def test_a_wrong_setting_is_refused(name: str, given: dict[str, float | str], message: str):
+    with pytest.raises(InvalidRequest, match=f"loss_fn_config.*{message}"):
+        losses.find(name).configure(given)

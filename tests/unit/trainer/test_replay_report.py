@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tinsmith.cli.replay import Options
-from tinsmith_trainer.differences import Difference, Gap
+from tinsmith.logbook.differences import Difference, Gap
 from tinsmith_trainer.replay_report import summarise, to_json, to_text
 from tinsmith_trainer.replaying import Divergence, Findings
 from tinsmith_trainer.segments import Sample, Stretch, plan

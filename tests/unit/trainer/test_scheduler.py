@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinsmith_trainer.scheduler import Scheduler
+from tinsmith_trainer.scheduler import LEAST_COST, Place, Scheduler
 
 
 def drain(scheduler):
@@ -19,25 +21,27 @@ def test_nothing_queued_is_nothing_to_do():
     assert Scheduler().take() is None
 
 
-def test_one_model_keeps_its_order_and_never_waits():
-    scheduler = Scheduler(quantum=10)
+def test_one_model_keeps_its_order():
+    scheduler = Scheduler()
     for n in range(5):
         scheduler.add("a", n, cost=1000)
 
     assert drain(scheduler) == [0, 1, 2, 3, 4]
 
 
-def test_a_small_tenant_is_not_kept_waiting_by_a_flood():
-    scheduler = Scheduler(quantum=100)
-    for n in range(20):
-        scheduler.add("flood", ("flood", n), cost=100)
-    scheduler.add("small", ("small", 0), cost=10)
+def test_a_small_tenant_waits_for_one_pass_of_each_flooding_one():
+    scheduler, floods = Scheduler(), ["flood-a", "flood-b", "flood-c"]
+    for n in range(60):
+        scheduler.add(floods[n % 3], n, cost=1000)
+    for _ in range(17):
+        scheduler.take()
+    scheduler.add("small", "small", cost=10)
 
-    assert drain(scheduler).index(("small", 0)) <= 2
+    assert drain(scheduler).index("small") <= len(floods)
 
 
 def test_equal_shares_of_tokens_for_ops_of_unequal_size():
-    scheduler = Scheduler(quantum=50)
+    scheduler = Scheduler()
     for n in range(40):
         scheduler.add("large", ("large", n), cost=400)
         scheduler.add("small", ("small", n), cost=100)
@@ -48,6 +52,54 @@ def test_equal_shares_of_tokens_for_ops_of_unequal_size():
     assert abs(tokens["large"] - tokens["small"]) <= 400
 
 
+def test_equal_shares_when_models_queue_one_op_after_another():
+    """As an owner does: the next op comes when the one before it has been taken."""
+    scheduler, costs, tokens = Scheduler(), {"large": 400, "small": 100}, Counter()
+    for model, cost in costs.items():
+        scheduler.add(model, model, cost=cost)
+    for _ in range(50):
+        taken = scheduler.take()
+        tokens[taken] += costs[taken]
+        scheduler.add(taken, taken, cost=costs[taken])
+
+    assert abs(tokens["large"] - tokens["small"]) <= 400
+
+
+def test_a_rest_saves_nothing_up():
+    scheduler = Scheduler()
+    scheduler.add("idle", "idle", cost=100)
+    for n in range(20):
+        scheduler.add("busy", n, cost=100)
+    for _ in range(12):
+        scheduler.take()
+    for _ in range(5):
+        scheduler.add("idle", "idle", cost=100)
+
+    assert [op == "idle" for op in drain(scheduler)[:6]].count(True) <= 4
+
+
+def test_steps_without_tokens_do_not_keep_the_others_waiting():
+    scheduler = Scheduler()
+    for n in range(1000):
+        scheduler.add("steps", n, cost=0)
+    scheduler.add("other", "first", cost=LEAST_COST)
+    scheduler.add("other", "second", cost=LEAST_COST)
+
+    assert drain(scheduler).index("second") <= 4
+
+
+def test_places_are_the_turns_and_tokens_that_come_before():
+    scheduler = Scheduler()
+    scheduler.add("a", 1, cost=100)
+    scheduler.add("a", 2, cost=100)
+    scheduler.add("b", 3, cost=300)
+    scheduler.add("c", 4, cost=50)
+
+    assert scheduler.places() == {"a": Place(0, 0), "b": Place(1, 100), "c": Place(2, 400)}
+    assert drain(scheduler) == [1, 3, 4, 2]
+    assert scheduler.places() == {}
+
+
 def test_a_dropped_model_takes_its_queue_along():
     scheduler = Scheduler()
     scheduler.add("a", 1, cost=1)
@@ -55,7 +107,19 @@ def test_a_dropped_model_takes_its_queue_along():
 
     assert scheduler.drop("a") == [1]
     assert drain(scheduler) == [2]
-    assert scheduler.waiting("a") == 0
+    assert scheduler.places() == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 900)), max_size=20))
+def test_places_come_true_if_nothing_is_added(queued):
+    scheduler = Scheduler()
+    for model, cost in queued:
+        scheduler.add(model, model, cost=cost)
+    places, taken = scheduler.places(), drain(scheduler)
+
+    assert {model: place.turns for model, place in places.items()} == {
+        model: taken.index(model) for model in set(taken)
+    }
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9000)), max_size=40))

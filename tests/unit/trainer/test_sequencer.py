@@ -48,3 +48,13 @@ def test_abandoning_names_the_gap_and_gives_up_what_waited():
     assert sequencer.abandon() == (1, [(3, "3"), (4, "4")])
     assert sequencer.offer(5, "5") == [(5, "5")]
     assert sequencer.is_past(1)
+
+
+def test_abandoning_one_gap_leaves_what_waits_for_the_next():
+    sequencer = Sequencer(1)
+    for seq in (2, 4, 5):
+        sequencer.offer(seq, str(seq))
+
+    assert sequencer.abandon() == (1, [(2, "2")])
+    assert sequencer.abandon() == (3, [(4, "4"), (5, "5")])
+    assert sequencer.abandon() == (6, [])

@@ -40,6 +40,10 @@ async def retrieve_future(request: web.Request) -> web.Response:
     gateway.sessions.touch(ids.session_of(asked.request_id))
     if isinstance(found, Pending):
         return _try_again(asked.request_id, found)
+    if asked.allow_metadata_only and len(found.body) > gateway.config.announce_bytes:
+        # The client makes room for so many bytes and asks again.
+        size = len(found.body)
+        return responses.of_json({"status": "complete_metadata", "response_payload_size": size})
     return responses.of_payload(found)
 
 

@@ -88,7 +88,7 @@ async def _source(
             f"base_model: {asked.base_model!r} is not that of model_path, which is "
             f"{checkpoint.base_model!r}; leave base_model out"
         )
-    return asked.base_model or checkpoint.base_model, adapter_ref(checkpoint.parts)
+    return asked.base_model or checkpoint.base_model, adapter_ref(checkpoint)
 
 
 def _target(gateway: Gateway, sampler: Sampler, seq: int) -> Target:

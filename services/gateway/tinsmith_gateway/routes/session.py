@@ -1,56 +1,31 @@
-"""The client's start-up, its session, and what it reports."""
+"""Clients' sessions: their life, what was made in them, and the project that each is in."""
 
 from __future__ import annotations
 
-from aiohttp import web
+from typing import TYPE_CHECKING
 
+from aiohttp import web
+from msgspec import structs
+
+from tinsmith import ids
 from tinsmith_gateway import bodies, responses
+from tinsmith_gateway.audit import record
 from tinsmith_gateway.gateway import GATEWAY
 from tinsmith_gateway.middleware import OWNER
+from tinsmith_gateway.routes.pages import newest_first, page_of
 from tinsmith_gateway.wire import requests
-from tinsmith_gateway.wire.results import JSON
+from tinsmith_gateway.wire.labels import check_project
+from tinsmith_gateway.wire.listings import texts
 
-REFRESH_INTERVAL_S = 300
-CHUNK_BYTES = 5_000_000  # the client's default
-
-
-async def client_config(request: web.Request) -> web.Response:
-    """Which of the client's optional ways of working this server takes part in."""
-    await bodies.read(request, JSON)
-    config = request.app[GATEWAY].config
-    return responses.of_json(
-        {
-            "pjwt_auth_enabled": False,
-            "credential_default_source": "api_key",
-            "parallel_fwdbwd_chunks": True,
-            # The client's own estimate of a chunk's size, which is a little low.
-            "fwdbwd_max_chunk_bytes_count": min(CHUNK_BYTES, config.max_body_bytes // 2),
-            "proto_compress_fwdbwd": config.compress_training_requests,
-            "sample_use_retrieve_futures": False,
-            "sample_join_sampling_session": False,
-            "custom_loss_server_side": False,
-        }
-    )
-
-
-async def dynamic_config(request: web.Request) -> web.Response:
-    """The part of the configuration that clients ask for again from time to time."""
-    await bodies.read(request, JSON)
-    return responses.of_json(
-        {"refresh_interval_sec": REFRESH_INTERVAL_S, "sample_cancel_enabled": False}
-    )
+if TYPE_CHECKING:
+    from tinsmith.messages.registry import Run, Session
 
 
 async def create_session(request: web.Request) -> web.Response:
     """Opens a session."""
     asked = await bodies.read_json(request, requests.CreateSession)
     session = await request.app[GATEWAY].sessions.open(request[OWNER], asked)
-    answer = {"type": "create_session", "session_id": session.session_id}
-    if asked.project_id:
-        answer["warning_message"] = (
-            f"project_id {asked.project_id!r} is ignored: this server keeps no projects"
-        )
-    return responses.of_json(answer)
+    return responses.of_json({"type": "create_session", "session_id": session.session_id})
 
 
 async def session_heartbeat(request: web.Request) -> web.Response:
@@ -68,21 +43,64 @@ async def finish_session(request: web.Request) -> web.Response:
     asked = await bodies.read_json(request, requests.FinishSession)
     session = await gateway.registry.session(request[OWNER], request.match_info["session_id"])
     detail = ": ".join(filter(None, (asked.reason.type, asked.detail)))
-    await gateway.sessions.end(session, "finished", detail)
+    await gateway.sessions.end(session, "finished", detail, reason=asked.reason.type)
     return responses.of_json({})
 
 
-async def telemetry(request: web.Request) -> web.Response:
-    """Accepted and dropped unread: reports of errors hold the API key in clear."""
-    await bodies.read(request, JSON)
-    return responses.of_json({"status": "accepted"})
+async def list_sessions(request: web.Request) -> web.Response:
+    """The ids of the caller's sessions, ended ones too."""
+    page, registry = page_of(request, default=20), request.app[GATEWAY].registry
+    sessions = newest_first(registry.sessions.group(request[OWNER]))
+    return responses.of_json({"sessions": [s.session_id for s in page.cut(sessions)]})
+
+
+async def get_session(request: web.Request) -> web.Response:
+    """One session, and what was made in it."""
+    registry, owner = request.app[GATEWAY].registry, request[OWNER]
+    session = await registry.session(owner, request.match_info["session_id"])
+    runs = [r for r in registry.runs.group(owner) if r.session_id == session.session_id]
+    samplers = registry.samplers.group(session.session_id)
+    return responses.of_json(
+        {
+            "training_run_ids": [run.model_id for run in reversed(newest_first(runs))],
+            "sampler_ids": [s.sampler_id for s in reversed(newest_first(samplers))],
+            "user_metadata": texts(session.user_metadata),
+            "display_name": session.display_name,
+        }
+    )
+
+
+async def assign_project(request: web.Request) -> web.Response:
+    """Puts a session, with its training runs, into a project: a label to filter by."""
+    gateway, owner = request.app[GATEWAY], request[OWNER]
+    asked = await bodies.read_json(request, requests.SetProject)
+    project = check_project(asked.project_id)
+    session = await gateway.registry.session(owner, request.match_info["session_id"])
+    sessions, runs = gateway.registry.sessions, gateway.registry.runs
+    key = ids.token(session.session_id)
+    sessions.apply(key, await sessions.table.update(key, lambda entry: _moved(entry, project)))
+    for run in runs.group(owner):
+        if run.session_id == session.session_id:
+            key = ids.token(run.model_id)
+            runs.apply(key, await runs.table.update(key, lambda entry: _moved_run(entry, project)))
+    details = {"session_id": session.session_id, "project_id": project}
+    await record(gateway, owner, "session_project_set", details, topic="projects")
+    return responses.of_json({})
+
+
+def _moved(session: Session | None, project: str) -> Session | None:
+    return session and structs.replace(session, project_id=project)
+
+
+def _moved_run(run: Run | None, project: str) -> Run | None:
+    return run and structs.replace(run, project_id=project)
 
 
 ROUTES = (
-    web.post("/api/v1/client/config", client_config),
-    web.post("/api/v1/client/dynamic_config", dynamic_config),
     web.post("/api/v1/create_session", create_session),
     web.post("/api/v1/session_heartbeat", session_heartbeat),
     web.post("/api/v1/sessions/{session_id}/finish", finish_session),
-    web.post("/api/v1/telemetry", telemetry),
+    web.get("/api/v1/sessions", list_sessions),
+    web.get("/api/v1/sessions/{session_id}", get_session),
+    web.put("/api/v1/sessions/{session_id}/project", assign_project),
 )

@@ -18,14 +18,17 @@ from tinsmith.errors import InvalidRequest, NotSupported, UserError
 from tinsmith.messages import ops
 from tinsmith.messages.registry import Run
 from tinsmith_gateway import bodies, intake, responses
+from tinsmith_gateway.auth import token_owner
 from tinsmith_gateway.gateway import GATEWAY, Gateway
 from tinsmith_gateway.middleware import OWNER
+from tinsmith_gateway.sameness import digest
 from tinsmith_gateway.wire import requests, training
 from tinsmith_gateway.wire.forward_backward import forward_backward as parse
 from tinsmith_gateway.wire.forward_backward import place_in
 from tinsmith_gateway.wire.results import JSON, PROTOBUF
 
 if TYPE_CHECKING:
+    from tinsmith.messages.registry import Session
     from tinsmith_gateway.wire.requests import Sequenced
 
 
@@ -33,12 +36,13 @@ async def create_model(request: web.Request) -> web.Response:
     """A fresh adapter on a base model."""
     gateway, owner = request.app[GATEWAY], request[OWNER]
     asked = await bodies.read_json(request, requests.CreateModel)
-    gateway.sessions.check_active(await gateway.registry.session(owner, asked.session_id))
+    session = await gateway.registry.session(owner, asked.session_id)
+    gateway.sessions.check_active(session)
     served = gateway.models.require(asked.base_model, "trainer")
     training.check_optimizer(asked.optimizer_config)
     model_id = ids.model_id(asked.session_id, asked.model_seq_id)
     lora = training.lora_shape(asked.lora_config, max_rank=served.max_rank, model_id=model_id)
-    run = _run(owner, asked, base_model=asked.base_model, lora=lora)
+    run = _run(session, asked, base_model=asked.base_model, lora=lora)
     body = ops.CreateModel(base_model=served.name, lora=lora)
     return responses.of_json(await intake.create(gateway, run, body))
 
@@ -119,28 +123,41 @@ async def _load_into(request: web.Request, raw: bytes) -> web.Response:
 async def _checked_load(gateway: Gateway, run: Run, raw: bytes) -> ops.OpBody:
     try:
         body = training.load_weights(raw)
+        token = requests.decode(raw, requests.LoadWeights).weights_access_token
+    except UserError as error:
+        return training.refused(error)
+    try:
         checkpoint = await gateway.registry.checkpoint_of_kind(
-            run.owner, body.path, "weights", "load_state"
+            run.owner,
+            body.path,
+            "weights",
+            "load_state",
+            token_owner=token_owner(gateway.keys, token),
         )
         _check_base_model(gateway, checkpoint.base_model, run.base_model)
     except UserError as error:
-        return training.refused(error)
+        # It may be sent again when there is such a checkpoint, or no longer.
+        return training.refused(error, asked_blake3=digest(body))
     return body
 
 
 async def _create_from_checkpoint(request: web.Request, raw: bytes) -> web.Response:
     gateway, owner = request.app[GATEWAY], request[OWNER]
     asked = requests.decode(raw, requests.CreateFromCheckpoint)
-    gateway.sessions.check_active(await gateway.registry.session(owner, asked.session_id))
-    training.check_no_token(asked.weights_access_token)
+    session = await gateway.registry.session(owner, asked.session_id)
+    gateway.sessions.check_active(session)
     training.check_optimizer(asked.optimizer_config)
     checkpoint = await gateway.registry.checkpoint_of_kind(
-        owner, asked.path, "weights", "create_training_client_from_state"
+        owner,
+        asked.path,
+        "weights",
+        "create_training_client_from_state",
+        token_owner=token_owner(gateway.keys, asked.weights_access_token),
     )
     base_model = asked.base_model or checkpoint.base_model
     _check_base_model(gateway, checkpoint.base_model, base_model)
     served = gateway.models.require(base_model, "trainer")
-    run = _run(owner, asked, base_model=base_model, lora=checkpoint.lora)
+    run = _run(session, asked, base_model=base_model, lora=checkpoint.lora)
     body = ops.CreateModel(
         base_model=served.name,
         lora=checkpoint.lora,
@@ -159,7 +176,7 @@ def _check_base_model(gateway: Gateway, saved: str, wanted: str) -> None:
 
 
 def _run(
-    owner: str,
+    session: Session,
     asked: requests.CreateModel | requests.CreateFromCheckpoint,
     *,
     base_model: str,
@@ -168,11 +185,12 @@ def _run(
     return Run(
         model_id=ids.model_id(asked.session_id, asked.model_seq_id),
         session_id=asked.session_id,
-        owner=owner,
+        owner=session.owner,
         created_ns=time.time_ns(),
         base_model=base_model,
         lora=lora,
         user_metadata=asked.user_metadata or {},
+        project_id=session.project_id,
     )
 
 

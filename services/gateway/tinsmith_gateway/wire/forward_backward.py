@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from google.protobuf.message import DecodeError
 
@@ -16,7 +16,7 @@ from tinsmith_gateway.wire.requests import Sequenced
 from tinsmith_gateway.wire.training import lazily
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 TOKEN_BYTES = 4  # int32
 
@@ -96,7 +96,30 @@ def _datum(datum: pb.Datum, where: str, max_bytes: int) -> ops.Datum:
             )
             for key in sorted(inputs)
         },
+        input_spans=_spans(datum.model_input_spans, f"{where}.model_input_spans"),
+        target_spans=_spans(datum.loss_fn_input_spans, f"{where}.loss_fn_input_spans"),
     )
+
+
+def _spans(spans: Iterable[pb.ProvenanceSpan], where: str) -> tuple[ops.Span, ...]:
+    return tuple(_span(span, f"{where}[{index}]") for index, span in enumerate(spans))
+
+
+def _span(span: pb.ProvenanceSpan, where: str) -> ops.Span:
+    match span.WhichOneof("span"):
+        case "prompt_tokens":
+            return _run("prompt", span.prompt_tokens)
+        case "sampled_tokens":
+            return _run("sampled", span.sampled_tokens)
+        case _:
+            raise InvalidRequest(f"{where}: has neither prompt_tokens nor sampled_tokens")
+
+
+def _run(
+    kind: Literal["prompt", "sampled"],
+    run: pb.PromptProvenanceSpan | pb.SampledProvenanceSpan,
+) -> ops.Span:
+    return ops.Span(kind=kind, sequence_id=run.sequence_id, offset=run.offset, length=run.length)
 
 
 def _tokens(datum: pb.Datum, where: str) -> Tensor:

@@ -205,9 +205,95 @@ class Sample(Body, frozen=True, kw_only=True):
 
 
 class RetrieveFuture(Body, frozen=True, kw_only=True):
-    """Polls for a result; ``allow_metadata_only`` permits what this server never does."""
+    """Polls for a result; with ``allow_metadata_only`` a large one may be announced by its size."""
 
     request_id: str
+    allow_metadata_only: bool = False
+
+
+class FutureRef(Body, frozen=True, kw_only=True):
+    """Names work that nobody waits for any more."""
+
+    request_id: str
+
+
+class FuturesTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """One client of a sampling session; clones use ``seq_id`` from their number times 1e9 on."""
+
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: Count = 0
+
+
+class RetrieveFutures(Body, frozen=True, kw_only=True):
+    """Asks which of a client's samples are done; ``retrieved_request_ids`` need not be kept."""
+
+    target: FuturesTarget
+    prev_cursor: Count = 0
+    timeout: Annotated[float, Meta(ge=0)] | None = None
+    retrieved_request_ids: tuple[str, ...] = ()
+
+
+class SamplerRef(Body, frozen=True, kw_only=True):
+    """A copy of a client that joins its sampling session."""
+
+    sampling_session_id: str
+
+
+class SetTtl(Body, frozen=True, kw_only=True):
+    """When a checkpoint expires, in seconds from now; null: never."""
+
+    ttl_seconds: int | None
+
+
+class SetProject(Body, frozen=True, kw_only=True):
+    """Moves a session into a project."""
+
+    project_id: str
+
+
+class CopyWeights(Body, frozen=True, kw_only=True):
+    """Copies a checkpoint: into a project, or into a slot of a session that exists."""
+
+    source_path: str
+    destination_project_id: str | None = None
+    session_id: str | None = None
+    model_seq_id: Order | None = None
+    ttl_seconds: int | None = None
+
+
+class SearchOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose sessions."""
+
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: tuple[str, ...] = ()
+
+
+class StatusQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A status to match, and for ``client_finished`` the reasons."""
+
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: tuple[str, ...] | None = None
+
+
+class SearchCursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The last session of the page before."""
+
+    last_created_at: str
+    last_session_id: str
+
+
+class SearchSessions(Body, frozen=True, kw_only=True):
+    """A search; every filter that is given must match."""
+
+    session_id: str | None = None
+    project_ids: tuple[str, ...] | None = None
+    user_metadata: dict[str, str] = {}
+    display_name: str | None = None
+    owner: SearchOwner = SearchOwner()
+    statuses: tuple[StatusQuery, ...] | None = None
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    cursor: SearchCursor | None = None
 
 
 class WeightsInfo(Body, frozen=True, kw_only=True):

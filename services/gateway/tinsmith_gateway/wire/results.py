@@ -15,7 +15,7 @@ from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
 from tinsmith_gateway.wire import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tinsmith.messages.base import Tensor
 
@@ -42,13 +42,27 @@ def failed(failure: Failed) -> Payload:
     return json_payload({"error": failure.message, "category": failure.category})
 
 
-def op_payload(result: ops.OpResult, *, model_id: str, checkpoint: str | None = None) -> Payload:
-    """The answer to a training future; ``checkpoint`` is what a model was created from."""
+def op_payload(
+    result: ops.OpResult,
+    *,
+    model_id: str,
+    head: Mapping[str, float] | None = None,
+    checkpoint: str | None = None,
+) -> Payload:
+    """The answer to a training future.
+
+    ``head`` is added to its metrics, if it has any; ``checkpoint`` is what a model was created
+    from.
+    """
     match result:
         case Failed():
             return failed(result)
-        case ops.ForwardBackwardDone():
-            return Payload(forward_backward_output(result), PROTOBUF)
+        case ops.ForwardBackwardDone(metrics=metrics):
+            told = msgspec.structs.replace(result, metrics={**metrics, **(head or {})})
+            return Payload(forward_backward_output(told), PROTOBUF)
+        case ops.OptimStepDone(metrics=metrics):
+            numbers = {**metrics, **(head or {})}
+            return json_payload({"metrics": {k: _json_number(v) for k, v in numbers.items()}})
         case _:
             return json_payload(_json_result(result, model_id, checkpoint))
 
@@ -103,7 +117,6 @@ def sample_response(done: sampling.SampleDone) -> bytes:
 
 def _json_result(
     result: ops.CreateModelDone
-    | ops.OptimStepDone
     | ops.SaveWeightsDone
     | ops.SaveWeightsForSamplerDone
     | ops.LoadWeightsDone,
@@ -117,8 +130,6 @@ def _json_result(
             return {"type": "load_weights", "path": checkpoint, "model_id": model_id}
         case ops.LoadWeightsDone():
             return {"type": "load_weights", "path": result.path, "model_id": model_id}
-        case ops.OptimStepDone():
-            return {"metrics": {k: _json_number(v) for k, v in result.metrics.items()}}
         case ops.SaveWeightsDone():
             return {"type": "save_weights", "path": result.path}
         case ops.SaveWeightsForSamplerDone():

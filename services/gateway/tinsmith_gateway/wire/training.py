@@ -38,9 +38,12 @@ def lazily(build: Callable[[], ops.OpBody]) -> ops.OpBody:
         return refused(error)
 
 
-def refused(error: UserError) -> ops.Refused:
-    """An op that takes its place in the sequence and fails its future with ``error``."""
-    return ops.Refused(reason=to_failed(error))
+def refused(error: UserError, *, asked_blake3: str = "") -> ops.Refused:
+    """An op that takes its place in the sequence and fails its future with ``error``.
+
+    ``asked_blake3`` is of the body that was asked for, where it may be taken another time.
+    """
+    return ops.Refused(reason=to_failed(error), asked_blake3=asked_blake3)
 
 
 def lora_shape(asked: requests.LoraConfig | None, *, max_rank: int, model_id: str) -> ops.LoraShape:
@@ -108,16 +111,13 @@ def save_weights(raw: bytes) -> ops.SaveWeights:
     return ops.SaveWeights(
         name=ids.check_name(asked.path),
         overwrite=asked.overwrite,
-        ttl_s=_checked_ttl(asked.ttl_seconds),
-        user_metadata=asked.user_metadata or {},
+        ttl_s=check_ttl(asked.ttl_seconds),
+        user_metadata=_sorted(asked.user_metadata),
     )
 
 
 def save_weights_for_sampler(raw: bytes, session_id: str) -> ops.SaveWeightsForSampler:
-    """Weights to sample from, named or as a sampling session of ``session_id``.
-
-    An ``inflight`` sampler is a snapshot of the moment it is saved.
-    """
+    """Weights to sample from, named or as a sampling session of ``session_id``."""
     asked = requests.decode(raw, requests.SaveWeightsForSampler)
     order = asked.sampling_session_seq_id
     if (asked.path is None) == (order is None):
@@ -128,27 +128,25 @@ def save_weights_for_sampler(raw: bytes, session_id: str) -> ops.SaveWeightsForS
     return ops.SaveWeightsForSampler(
         name=None if asked.path is None else ids.check_name(asked.path),
         sampling_session_id=None if order is None else ids.sampler_id(session_id, order),
-        ttl_s=_checked_ttl(asked.ttl_seconds),
-        user_metadata=asked.user_metadata or {},
+        is_inflight=order is not None and asked.kind == "inflight",
+        ttl_s=check_ttl(asked.ttl_seconds),
+        user_metadata=_sorted(asked.user_metadata),
     )
 
 
 def load_weights(raw: bytes) -> ops.LoadWeights:
     """A load into an existing model; whether the checkpoint can be loaded is not decided here."""
     asked = requests.decode(raw, requests.LoadWeights)
-    check_no_token(asked.weights_access_token)
     return ops.LoadWeights(path=asked.path, with_optimizer=asked.optimizer)
 
 
-def check_no_token(weights_access_token: str | None) -> None:
-    """NotSupported when a request brings a token for someone else's weights."""
-    if weights_access_token is not None:
-        raise NotSupported(
-            "weights_access_token: not supported; load checkpoints of your own API key"
-        )
+def _sorted(metadata: dict[str, str] | None) -> dict[str, str]:
+    """In one order: equal requests must give equal ops."""
+    return dict(sorted((metadata or {}).items()))
 
 
-def _checked_ttl(ttl_s: int | None) -> int | None:
+def check_ttl(ttl_s: int | None) -> int | None:
+    """``ttl_s`` itself; InvalidRequest when it is out of range."""
     if ttl_s is not None and not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
         raise InvalidRequest(
             f"ttl_seconds: {ttl_s} is outside {MIN_TTL_S} (an hour) to {MAX_TTL_S} (ten years); "

@@ -7,9 +7,9 @@ import math
 import pytest
 from tests.unit.trainer.examples import tensor
 
+from tinsmith.logbook.differences import NO_GAP, Comparison
 from tinsmith.messages.base import Failed, Tensor
 from tinsmith.messages.ops import CreateModelDone, ForwardBackwardDone, LoraShape, OptimStepDone
-from tinsmith_trainer.differences import NO_GAP, Comparison
 
 
 def scored(*rows, loss=1.0, passes=((0, 1),)):

@@ -9,7 +9,8 @@ from tinsmith.messages.base import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tinsmith.bus import Subscription, Table
+    from tinsmith.bus.subscription import Subscription
+    from tinsmith.bus.table import Table
 
 M = TypeVar("M", bound=Message)
 
@@ -40,6 +41,10 @@ class View(Generic[M]):
         """The entry; asks the broker when the watch has not brought it yet."""
         found = self._values.get(key)
         return found if found is not None else await self.table.get(key)
+
+    def peek(self, key: str) -> M | None:
+        """The entry, if the watch has brought it."""
+        return self._values.get(key)
 
     def group(self, name: str) -> tuple[M, ...]:
         """The entries of one group, in no order."""

@@ -1,0 +1,152 @@
+"""The chain of anchors: where logs ended, in a stream of its own that nothing can be taken from.
+
+Any number of checkpointers may append: each anchor continues from where the newest one ended,
+and compare-and-set over the whole stream keeps the chain from forking. Finding the logs that
+grew takes the subjects of the new entries, without their bytes, and one read for each such log.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+from blake3 import blake3
+
+from tinsmith import ids
+from tinsmith.bus.history import stretch
+from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, at, last, publish
+from tinsmith.messages.anchors import Anchor, Head
+from tinsmith.messages.base import decoder, encode
+from tinsmith.messages.table import ANCHOR_STREAM, ANCHOR_TEMPLATE, LOG_STREAM, LOG_TEMPLATE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+
+log = structlog.get_logger(__name__)
+
+GENESIS = "0" * 64
+MAX_HEADS = 2000  # some 500 KB; what more logs have grown goes into the next anchor
+
+_ANCHORS = decoder(Anchor)
+
+
+class _End(NamedTuple):
+    """Where the chain ends."""
+
+    number: int = 0
+    stream_seq: int = 0  # in the anchors' stream
+    through: int = 0  # in the log's stream
+    blake3: str = GENESIS
+
+
+class Anchors:
+    """Reads the chain, and appends to it."""
+
+    def __init__(self, connection: tuple[Client, JetStreamContext]) -> None:
+        self._connection = connection
+        self._js = connection[1]
+
+    async def stored(self) -> AsyncIterator[tuple[str, bytes]]:
+        """Subject and bytes of every anchor, up to the present last."""
+        every = ANCHOR_TEMPLATE.wildcard
+        if (end := await last(self._js, ANCHOR_STREAM, every)) is not None:
+            async for msg in stretch(
+                self._connection, ANCHOR_STREAM, every, first=1, last=end.seq or 0
+            ):
+                yield msg.subject, msg.data
+
+    async def anchor(self) -> int:
+        """Anchor all entries of all logs up to the present last; how many anchors that took.
+
+        Nothing is written when no log has grown. Another checkpointer may do the same at the
+        same time: what it has anchored is not anchored again.
+
+        Raises:
+            BrokerUnavailable: the broker stayed away.
+            StorageFull: it has no room.
+        """
+        newest = await last(self._js, LOG_STREAM, LOG_TEMPLATE.wildcard)
+        through = 0 if newest is None else newest.seq or 0
+        written = 0
+        end = await self._end(through)
+        while end.through < through:
+            if (appended := await self._append(await self._next(end, through), end)) is not None:
+                written += 1
+            end = appended or await self._end(through)
+        return written
+
+    async def _end(self, newest: int) -> _End:
+        """Where to go on; from the log's beginning if that is not the log that was anchored."""
+        found = await last(self._js, ANCHOR_STREAM, ANCHOR_TEMPLATE.wildcard)
+        if found is None:
+            return _End()
+        data = found.data or b""
+        anchor: Anchor = _ANCHORS.decode(data)
+        through = anchor.through
+        if not await self._is_continued(anchor, newest):
+            log.error("the log is not the one that was anchored", anchor=anchor.number)
+            through = 0
+        return _End(anchor.number, found.seq or 0, through, blake3(data).hexdigest())
+
+    async def _is_continued(self, anchor: Anchor, newest: int) -> bool:
+        """Whether the last entry that ``anchor`` covers is still where it was."""
+        if anchor.through > newest:
+            return False
+        entry = await at(self._js, LOG_STREAM, anchor.through)
+        digest = None if entry is None else blake3(entry).hexdigest()
+        return any((h.stream_seq, h.blake3) == (anchor.through, digest) for h in anchor.heads)
+
+    async def _next(self, end: _End, newest: int) -> Anchor:
+        grown: dict[str, tuple[int, str]] = {}  # by model: its last entry's sequence and place
+        through = end.through
+        entries = stretch(
+            self._connection,
+            LOG_STREAM,
+            LOG_TEMPLATE.wildcard,
+            first=end.through + 1,
+            last=newest,
+            headers_only=True,
+        )
+        async for msg in entries:
+            model, kind, number = msg.subject.split(".")[-3:]
+            if model not in grown and len(grown) == MAX_HEADS:
+                break
+            through = msg.metadata.sequence.stream
+            grown[model] = (through, f"{kind}.{number}")
+        # In the stream's order: the broker unpacks a block of it to read one entry.
+        heads = [
+            await self._head(model, *grown[model]) for model in sorted(grown, key=grown.__getitem__)
+        ]
+        return Anchor(
+            number=end.number + 1,
+            time_ns=time.time_ns(),
+            after=end.through,
+            through=through,
+            heads=tuple(sorted(heads, key=lambda head: head.model_id)),
+            prev_blake3=end.blake3,
+        )
+
+    async def _head(self, model: str, stream_seq: int, place: str) -> Head:
+        data = await at(self._js, LOG_STREAM, stream_seq)
+        return Head(
+            model_id=ids.of_token(model),
+            place=place,
+            stream_seq=stream_seq,
+            blake3=blake3(data or b"").hexdigest(),
+        )
+
+    async def _append(self, anchor: Anchor, end: _End) -> _End | None:
+        """The new end; None when the chain has gone on meanwhile."""
+        subject, data = ANCHOR_TEMPLATE.subject(number=str(anchor.number)), encode(anchor)
+        headers = {"Nats-Expected-Last-Sequence": str(end.stream_seq)}
+        try:
+            stream_seq = await publish(self._connection, subject, data, headers=headers)
+        except Rejected as exc:
+            if exc.code != ERR_WRONG_LAST_SEQUENCE:
+                raise
+            return None  # or it was our own, whose acknowledgement was lost
+        return _End(anchor.number, stream_seq, anchor.through, blake3(data).hexdigest())

@@ -1,0 +1,66 @@
+"""``tinsmith log forget``: asks whether it is meant, and whether it may be done."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from tinsmith import ids
+from tinsmith.errors import InvalidRequest
+from tinsmith.logbook.installation import connect
+from tinsmith.logbook.source import resolve_run
+from tinsmith.messages import table
+from tinsmith.sealing import Seals
+from tinsmith.sealing.seal import moment
+
+if TYPE_CHECKING:
+    from tinsmith.bus import Bus
+    from tinsmith.config import Config
+
+OK = 0
+REASON = "tinsmith log forget"
+
+
+async def forget(loaded: Config, target: str, *, is_sure: bool, is_forced: bool) -> int:
+    """Destroy the run's key.
+
+    Raises:
+        NotFound: there is no such run.
+        InvalidRequest: it has no key, its session has not ended, or nobody is sure.
+    """
+    async with connect(loaded, name="log-forget") as (bus, _):
+        model_id = resolve_run(await bus.log.models(), target)
+        seals = Seals(bus, loaded)
+        gone = await seals.forgotten(model_id)
+        if gone is None:
+            if not await seals.has_key(model_id):
+                raise InvalidRequest(
+                    f"run: {model_id} is not sealed: its log was written with sealing.enabled = "
+                    "false, or comes from elsewhere without its key; it cannot be forgotten"
+                )
+            await _require_ended(bus, model_id, is_forced=is_forced)
+            if not is_sure:
+                _ask(model_id)
+        entry = await seals.forget(model_id, REASON)
+    told = "was" if gone else "is"
+    sys.stdout.write(f"{model_id}: {told} forgotten, on {moment(entry.forgotten_ns)}\n")
+    return OK
+
+
+async def _require_ended(bus: Bus, model_id: str, *, is_forced: bool) -> None:
+    session = await bus.table(table.SESSIONS).get(ids.token(ids.session_of(model_id)))
+    if session is not None and session.status == "active" and not is_forced:
+        raise InvalidRequest(
+            f"run: {model_id} is live: its session has not ended; end its client and wait for the "
+            "session to expire, or break it off with --force"
+        )
+
+
+def _ask(model_id: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidRequest("--yes: needed where nobody can be asked; what is forgotten is lost")
+    question = f"Forget {model_id}? What it was trained on and what came out are lost for good."
+    if not typer.confirm(question):
+        raise InvalidRequest("nothing was forgotten")

@@ -1,0 +1,115 @@
+"""Goes round what exists and ends what is over: checkpoints, samplers, sessions, old counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from tinsmith import ids
+from tinsmith.bus.views import View
+from tinsmith.errors import TinsmithError
+from tinsmith.messages import table
+from tinsmith_checkpointer.discarding import Discards
+from tinsmith_checkpointer.expiry import is_expired, is_left_over, is_over
+from tinsmith_checkpointer.metering import account_of, key_of
+from tinsmith_checkpointer.retention import RetentionConfig
+from tinsmith_checkpointer.sweep import Sweep
+
+if TYPE_CHECKING:
+    from tinsmith.messages.checkpoints import Checkpoint
+    from tinsmith.messages.registry import Session
+    from tinsmith.service import ServiceContext
+    from tinsmith_checkpointer.config import CheckpointerConfig
+
+DAY_S = 86400.0
+
+
+class Upkeep:
+    """Several may go round at the same time: to end something twice is the same as once."""
+
+    def __init__(self, context: ServiceContext, config: CheckpointerConfig) -> None:
+        bus = context.bus
+        self._log = context.log
+        self._config = config
+        self._discards = Discards(bus)
+        self._checkpoints = View(bus.table(table.CHECKPOINTS), lambda _: "")
+        self._samplers = View(bus.table(table.SAMPLERS), lambda _: "")
+        self._sessions = View(bus.table(table.SESSIONS), lambda _: "")
+        self._keys = View(bus.table(table.RUN_KEYS), lambda key: ids.session_of(key.model_id))
+        self._usage = View(bus.table(table.USAGE), lambda _: "")
+        self._discarded = bus.table(table.DISCARDED)
+        self._forgets = context.config.section(RetentionConfig).is_needed
+        self._can_free = context.blobs.can_free
+        self._sweep = Sweep(bus, context.blobs, context.seals, context.log, grace_s=config.grace_s)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with AsyncExitStack() as watches:
+            views = (self._checkpoints, self._samplers, self._sessions, self._keys, self._usage)
+            for view in views:
+                watches.push_async_callback((await view.watch()).close)
+            discarded = await self._discarded.watch(self._sweep.note)
+            watches.push_async_callback(discarded.close)
+            while True:
+                try:
+                    await self.go_round()
+                except TinsmithError as exc:  # the next round tries again
+                    self._log.warning("upkeep interrupted", error=str(exc))
+                await asyncio.sleep(self._config.upkeep_s)
+
+    async def go_round(self) -> None:
+        """End what is over now."""
+        await self._end_checkpoints()
+        await self._end_samplers()
+        await self._end_sessions()
+        await self._end_usage()
+        if self._config.free_bytes and self._can_free:
+            await self._sweep.run()
+
+    async def _end_checkpoints(self) -> None:
+        """Expired ones lose their parts at once, and their entry when nobody asks any more."""
+        now_ns = time.time_ns()
+        for entry in self._checkpoints:
+            key = ids.checkpoint_key(ids.CheckpointPath(entry.model_id, entry.kind, entry.name))
+            if entry.parts and is_expired(entry, now_ns=now_ns):
+                await self._discards.of_checkpoint(key, entry)
+                await self._checkpoints.table.update(key, lambda c: _emptied(c, now_ns))
+                self._log.info("checkpoint expired", path=entry.path)
+            elif is_expired(entry, now_ns=now_ns, since_s=self._config.expired_days * DAY_S):
+                await self._checkpoints.table.delete(key)
+
+    async def _end_samplers(self) -> None:
+        now_ns = time.time_ns()
+        for sampler in self._samplers:
+            session = await self._sessions.get(ids.token(sampler.session_id))
+            if is_left_over(sampler, session, now_ns=now_ns):
+                await self._discards.of_sampler(sampler)
+                await self._samplers.table.delete(ids.token(sampler.sampler_id))
+
+    async def _end_sessions(self) -> None:
+        now_ns, since_s = time.time_ns(), self._config.session_days * DAY_S
+        for session in self._sessions:
+            if is_over(session, now_ns=now_ns, since_s=since_s) and not self._is_awaited(session):
+                await self._sessions.table.delete(ids.token(session.session_id))
+                self._log.info("session forgotten", session_id=session.session_id)
+
+    def _is_awaited(self, session: Session) -> bool:
+        """Whether its end decides when a key of one of its runs is destroyed."""
+        return self._forgets and bool(self._keys.group(session.session_id))
+
+    async def _end_usage(self) -> None:
+        oldest = (time.time() - self._config.usage_days * DAY_S) // 3600
+        for used in self._usage:
+            if used.hour < oldest:
+                await self._usage.table.delete(key_of(used.hour, account_of(used)))
+
+
+def _emptied(checkpoint: Checkpoint | None, now_ns: int) -> Checkpoint | None:
+    """Without its parts; None when it was saved anew or kept meanwhile."""
+    if checkpoint is None or not is_expired(checkpoint, now_ns=now_ns):
+        return None
+    return structs.replace(checkpoint, parts={}, size_bytes=0)

@@ -1,0 +1,119 @@
+"""The experts of a mixture in a served model: frozen products, plus each row's own adapter.
+
+Every expert multiplies only the rows that its router sent to it, padded like any other product
+of the pass, and a row adds up its experts in the order of their numbers: so its bits do not
+depend on company here either. The router runs in blocks of one height for the same reason.
+
+T = rows of a pass, K = experts of a row, n = rows of one expert.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tinsmith_sampler.linear_kernels import BLOCK, FrozenLinear, pad_rows
+from tinsmith_sampler.lora_layers import LayerShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tinsmith_sampler.lora_layers import ActiveAdapters
+
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+class SampledExperts(nn.Module):
+    """Stands where a module of experts stood."""
+
+    def __init__(self, name: str, base: nn.Module, active: ActiveAdapters) -> None:
+        super().__init__()
+        # PEFT wraps the module once for each parameter; the inner wrapper is of gate_up_proj.
+        self.names = {GATE_UP: f"{name}.base_layer", DOWN: name}
+        self.kernels = {matrix: list(_kernels(base, matrix)) for matrix in self.names}
+        self.shapes = {self.names[matrix]: _shape(base, matrix) for matrix in self.names}
+        for matrix in self.names:
+            delattr(base, matrix)  # the kernels have copies
+        self._gate: Any = base._apply_gate  # noqa: SLF001
+        self._active = active
+
+    def forward(
+        self, x_TH: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """What the chosen experts make of each row, weighted: [T, hidden]."""
+        out_TH = torch.zeros_like(x_TH)
+        for expert in sorted(set(experts_TK.flatten().tolist())):
+            rows_n, choice_n = torch.where(experts_TK == expert)
+            inner = self._gate(self._product(GATE_UP, expert, x_TH[rows_n], rows_n))
+            y = self._product(DOWN, expert, inner, rows_n) * weights_TK[rows_n, choice_n, None]
+            out_TH[rows_n] += y.to(out_TH.dtype)
+        return out_TH
+
+    def _product(
+        self, matrix: str, expert: int, x: torch.Tensor, rows_n: torch.Tensor
+    ) -> torch.Tensor:
+        """[n, in] -> [n, out]; ``rows_n`` are rows of the pass, ascending."""
+        kernel = self.kernels[matrix][expert]
+        y = kernel(pad_rows(x[None], self._active.height)).narrow(1, 0, len(x))
+        for group in self._active.groups:
+            deltas = group.adapter.expert_deltas.get(self.names[matrix])
+            if deltas is None:
+                continue
+            ends = rows_n.new_tensor((group.first, group.end))
+            first, end = torch.searchsorted(rows_n, ends).tolist()
+            if first < end:
+                part = x[None, first:end]
+                y[:, first:end] += deltas[expert](part, self._active.height)
+        return y[0]
+
+
+class BlockRouter(nn.Module):
+    """A router that always sees the same number of rows."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x_TH: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the router returns for [T, hidden], in blocks."""
+        rows = x_TH.reshape(-1, x_TH.shape[-1])
+        blocks = [self.base(pad_rows(block[None], BLOCK)[0]) for block in torch.split(rows, BLOCK)]
+        return tuple(torch.cat(parts)[: len(rows)] for parts in zip(*blocks, strict=True))
+
+
+def install(model: nn.Module, active: ActiveAdapters) -> Mapping[str, SampledExperts]:
+    """Put SampledExperts and BlockRouters in their places; the experts by their modules' names."""
+    installed = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(getattr(module, GATE_UP, None), nn.Parameter):
+            installed[name] = SampledExperts(name, module, active)
+            model.set_submodule(name, installed[name])
+            _block_router(model.get_submodule(name.rpartition(".")[0]))
+    return installed
+
+
+def _block_router(mixture: nn.Module) -> None:
+    """Of a layer with experts; families call it ``gate`` or ``router``."""
+    for name in ("gate", "router"):
+        if isinstance(router := getattr(mixture, name, None), nn.Module):
+            setattr(mixture, name, BlockRouter(router))
+
+
+def _weights(base: Any, matrix: str) -> torch.Tensor:  # noqa: ANN401 - any family's module
+    """[experts, out, in]."""
+    weight: torch.Tensor = getattr(base, matrix).detach()
+    return weight.transpose(1, 2) if base.is_transposed else weight
+
+
+def _kernels(base: Any, matrix: str) -> Iterator[FrozenLinear]:  # noqa: ANN401
+    biases = getattr(base, f"{matrix}_bias").detach() if base.has_bias else None
+    for expert, weight in enumerate(_weights(base, matrix)):
+        bias = None if biases is None else biases[expert].contiguous()
+        yield FrozenLinear(weight.contiguous(), bias)
+
+
+def _shape(base: Any, matrix: str) -> LayerShape:  # noqa: ANN401
+    experts, outputs, inputs = _weights(base, matrix).shape
+    return LayerShape(inputs, outputs, experts)

@@ -1,0 +1,66 @@
+"""The weight of a frozen linear layer, however it is stored: dense, 4-bit NF4 or 8-bit.
+
+Quantised weights are turned back into the dtype of the pass for one product and let go again, in
+the forward pass and once more in the backward pass: nothing dense is ever kept. That is what
+QLoRA does for NF4. The 8-bit form is used in the same way, so that activations are never rounded
+and a row's numbers do not depend on outliers elsewhere in the pass.
+
+Shapes: N tokens, I in, O out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_INT8_STEP = 1 / 127
+"""bitsandbytes stores a row of int8 with the largest magnitude of the row."""
+
+
+def is_quantised(linear: nn.Linear) -> bool:
+    """Whether bitsandbytes holds the weight."""
+    return not linear.weight.is_floating_point()
+
+
+def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """The weight [O, I]: the parameter itself, or in ``dtype`` from its quantised form."""
+    weight: Any = linear.weight
+    if weight.is_floating_point():
+        return linear.weight
+    if weight.dtype == torch.int8:
+        # bitsandbytes' own forward pass takes the scales away from the weight.
+        state: Any = linear.state
+        scales_O: Tensor = state.SCB if weight.SCB is None else weight.SCB
+        return (linear.weight.data * (scales_O[:, None] * _INT8_STEP)).to(dtype)
+    from bitsandbytes.functional import dequantize_4bit
+
+    dense: Tensor = dequantize_4bit(weight.data, weight.quant_state)
+    return dense.to(dtype)
+
+
+def frozen_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+    """Float [..., I] to [..., O]; keeps nothing dense for the backward pass."""
+    if not is_quantised(linear):
+        return F.linear(x, linear.weight, linear.bias)
+    y: Tensor = _QuantisedProduct.apply(x, linear)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _QuantisedProduct(torch.autograd.Function):
+    """torch's own would keep the dense weight until the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, linear: nn.Linear) -> Tensor:  # noqa: ANN401
+        ctx.linear = linear
+        return F.linear(x, weight_of(linear, x.dtype), linear.bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return grad_y @ weight_of(ctx.linear, grad_y.dtype), None

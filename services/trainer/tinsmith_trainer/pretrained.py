@@ -1,0 +1,52 @@
+"""transformers' loader: a frozen model with every weight from its files, dense or quantised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tinsmith.errors import StartupError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from tinsmith.model_files import ModelFiles, Quantization
+
+
+def load(
+    files: ModelFiles, dtype: torch.dtype, quantization: Quantization, device: torch.device
+) -> PreTrainedModel:
+    """The model on its device, in evaluation mode, attention as fast as its family allows.
+
+    Raises:
+        StartupError: the weights are damaged, incomplete, or in a form that is not known.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.quantizers.auto import AutoQuantizationConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    source = str(files.folder)
+    form: dict[str, object] = {}
+    config = files.loader_form(str(dtype).removeprefix("torch."), quantization)
+    if config is not None:
+        form["quantization_config"] = AutoQuantizationConfig.from_dict(config)
+    if quantization != "none":  # bitsandbytes quantises where the weights are to be
+        form["device_map"] = {"": device}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, **form
+        )
+    except (OSError, ValueError, SafetensorError, RuntimeError) as exc:
+        raise StartupError(f"model: {source} cannot be loaded: {exc}") from exc
+    model, loading = loaded
+    absent = sorted(map(str, (*loading["missing_keys"], *loading["mismatched_keys"])))
+    if absent:
+        raise StartupError(
+            f"model: the weights in {source} lack {len(absent)} tensors of the architecture in "
+            f"its config.json, such as {absent[0]}; get a complete copy"
+        )
+    frozen: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
+    # Layers of bitsandbytes may not be moved.
+    return frozen if quantization != "none" else frozen.to(device)  # type: ignore[arg-type]
