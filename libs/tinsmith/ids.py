@@ -19,7 +19,7 @@ from tinsmith.errors import InvalidRequest
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _SESSION = r"[a-z2-7]{26}"
-_NUMBER = r"0|[1-9]\d{0,18}"
+_NUMBER = r"0|[1-9][0-9]{0,18}"  # \d would take the digits of every script
 _MODEL_RE = re.compile(rf"({_SESSION}):train:({_NUMBER})")
 _SAMPLER_RE = re.compile(rf"({_SESSION}):sample:({_NUMBER})")
 _FUTURE_RE = re.compile(rf"({_SESSION}):(train|sample):({_NUMBER}):({_NUMBER})")

@@ -164,5 +164,5 @@ def _clean(key: str, value: object) -> object:
 
 
 def redact_text(text: str) -> str:
-    """``text`` without API keys, JWTs and credentials in URLs."""
-    return _SECRET_TEXT.sub(REDACTED, text)
+    """``text`` without API keys, JWTs and credentials in URLs, and in valid Unicode."""
+    return _SECRET_TEXT.sub(REDACTED, text).encode(errors="backslashreplace").decode()

@@ -115,7 +115,10 @@ def check(loss: LossGraph) -> None:
 def loss_id(loss: LossGraph) -> str:
     """The id by which ``loss`` is named; InvalidRequest when it cannot be used or is too large."""
     check(loss)
-    raw = msgspec.msgpack.encode(loss)
+    try:
+        raw = msgspec.msgpack.encode(loss)
+    except OverflowError as error:
+        raise InvalidRequest(f"graph: a number has more than 64 bits ({error})") from error
     if len(raw) > MAX_BYTES:
         raise InvalidRequest(f"graph: {len(raw)} bytes are over the limit of {MAX_BYTES}")
     return PREFIX + base64.urlsafe_b64encode(zstd.compress(raw)).decode()

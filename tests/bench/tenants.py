@@ -66,18 +66,25 @@ def alone_s(client):
 
 
 def together(clients, load, steps, rollout_s):
+    """Figures of one number of clients.
+
+    What is possible is told from the trainer's seconds per step in the same run: either it is
+    always busy, or every client always waits for nothing but its rollouts and its own steps.
+    """
     with ThreadPoolExecutor(len(clients)) as threads:
         before = load.next()
         began = time.perf_counter()
         waits = list(threads.map(lambda client: client.loop(steps, rollout_s), clients))
         lasted_s = time.perf_counter() - began
         after = load.next()
-    busy = (after["busy_s"] - before["busy_s"]) / (after["up_s"] - before["up_s"])
+    busy_s = after["busy_s"] - before["busy_s"]
+    step_s = busy_s / (len(clients) * steps)
     per_client = [steps / (sum(own) + steps * rollout_s) for own in waits]
     everyone = [wait for own in waits for wait in own]
     return {
         "clients": len(clients),
-        "trainer_busy_share": round(busy, 3),
+        "trainer_busy_share": round(busy_s / lasted_s, 3),
+        "busy_share_possible": round(min(1.0, len(clients) * step_s / (step_s + rollout_s)), 3),
         "steps_per_s": round(len(clients) * steps / lasted_s, 4),
         "steps_per_s_per_client": [round(rate, 4) for rate in per_client],
         "slowest_client_of_fastest": round(min(per_client) / max(per_client), 3),
@@ -98,9 +105,6 @@ def measure(args):
         rollout_s = args.rollout or 2 * step_s
         found = [together(clients[:n], load, args.steps, rollout_s) for n in CLIENTS]
         pause_ms = load.next()["pause_ms"]
-    for row in found:
-        ideal = min(1.0, row["clients"] * step_s / (step_s + rollout_s))
-        row["busy_share_possible"] = round(ideal, 3)
     return {
         "model": f"{shaped.told(is_real)}, LoRA rank {RANK}, 1 thread",
         "step": f"importance_sampling of {ROWS} x {LENGTH} tokens, then optim_step",

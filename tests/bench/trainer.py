@@ -169,6 +169,10 @@ def measure(args):
             "server": server.trainer_peak_bytes(), "bare": bare.step(batch)["peak_bytes"],
         }  # fmt: skip
         report["small_ops_rank_32"] = small_ops(one, server)
+        bare_small = [bare.step(rows(1, 4)) for _ in range(SMALL_OPS)]
+        report["bare_step_of_4_tokens_cpu_ms"] = round(
+            1e3 * statistics.mean(step["cpu_s"] for step in bare_small), 1
+        )
         report["small_ops_rank_1"] = small_ops(Tenant(server, rank=1), server)
         tenants = [Tenant(server, rank=rank, train_unembed=False) for rank in RANKS]
         batch = rows(8, args.tokens // 8)

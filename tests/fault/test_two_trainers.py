@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.fault import requests
-from tests.fault.cluster import last_state, owners, records, until
+from tests.fault.cluster import LEASE_S, last_state, owners, records, until
+from tests.integration.conftest import MODEL
 from tests.integration.steps import datum, new_model, step
 
+from tinsmith import ids
+from tinsmith.messages import table
+from tinsmith_trainer.config import TrainerConfig
+
 STEPS = 10
+TAKE_OVER_S = 15  # what we promise
+RECOVERY_S = 5  # of it, to find the model's state again
 BEFORE = 4  # steps that are done when it happens
 
 
@@ -20,6 +28,13 @@ def train(model, tenant, losses):
     for _ in range(STEPS):
         losses.append(step(model, data))
     return losses
+
+
+async def lease_s(bus):
+    """After how many seconds the broker gives a silent trainer's models to another."""
+    consumer = f"pool-{ids.pool_token(MODEL)}"
+    info = await bus._connection[1].consumer_info(table.PLACEMENTS.stream, consumer)
+    return info.config.ack_wait
 
 
 def held(cluster, models):
@@ -65,7 +80,7 @@ def audited(cluster, model):
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_trainers_models_are_continued_by_the_other(new_cluster, clients):
+def test_a_killed_trainers_models_are_continued_by_the_other(new_cluster, clients, record_property):
     cluster = new_cluster(trainer="snapshot_steps = 4")
     gateway, *trainers = cluster.start("gateway", "trainer", "trainer")
     client = clients(cluster.server(gateway))
@@ -76,10 +91,15 @@ def test_a_killed_trainers_models_are_continued_by_the_other(new_cluster, client
         before = held(cluster, models)
         killed = next(t for t in trainers if t.instance == before[0])
         killed.kill()
+        killed_at = time.monotonic()
+        until(lambda: killed.instance not in held(cluster, models), "another owner")
+        record_property("take_over_s", time.monotonic() - killed_at)
         losses = runs.ended()
     after = held(cluster, models)
     expected, alone = undisturbed(client, 2)
 
+    assert cluster.ask(lease_s) == LEASE_S
+    assert TrainerConfig().placement_timeout_s <= TAKE_OVER_S - RECOVERY_S
     assert set(after) == {t.instance for t in trainers} - {killed.instance}
     assert losses == expected
     check_equal(cluster, models, alone)

@@ -113,21 +113,27 @@ class Bus:
             )
             raise BrokerUnavailable(msg) from exc
 
-    async def call(self, rpc: Rpc[Q, R], request: Q, *, timeout_s: float = CALL_TIMEOUT_S) -> R:
+    async def call(
+        self, rpc: Rpc[Q, R], request: Q, *, timeout_s: float = CALL_TIMEOUT_S, **tokens: str
+    ) -> R:
         """See ``tinsmith.bus.rpc.call``."""
-        return await core.call(self._client, rpc, request, timeout_s=timeout_s)
+        return await core.call(self._client, rpc, request, timeout_s=timeout_s, **tokens)
 
-    async def serve(self, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]) -> Subscription:
+    async def serve(
+        self, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]], **tokens: str
+    ) -> Subscription:
         """See ``tinsmith.bus.rpc.serve``."""
-        return await core.serve(self._client, rpc, handler)
+        return await core.serve(self._client, rpc, handler, **tokens)
 
-    async def emit(self, event: Event[M], message: M) -> None:
+    async def emit(self, event: Event[M], message: M, **tokens: str) -> None:
         """See ``tinsmith.bus.rpc.emit``."""
-        await core.emit(self._client, event, message)
+        await core.emit(self._client, event, message, **tokens)
 
-    async def listen(self, event: Event[M], handler: Callable[[M], None]) -> Subscription:
+    async def listen(
+        self, event: Event[M], handler: Callable[[M], None], **tokens: str
+    ) -> Subscription:
         """See ``tinsmith.bus.rpc.listen``."""
-        return await core.listen(self._client, event, handler)
+        return await core.listen(self._client, event, handler, **tokens)
 
     async def enqueue(
         self, queue: Queue[M], message: M, seal: Seal = PLAIN, /, **tokens: str

@@ -11,7 +11,7 @@ import structlog
 
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.wire import TRANSIENT, check_size
-from tinsmith.errors import BrokerUnavailable, InvalidRequest, NoResponder
+from tinsmith.errors import BrokerUnavailable, InvalidRequest, NoResponder, ServerError, TooLarge
 from tinsmith.messages.base import Failed, Message, encode
 from tinsmith.messages.failures import to_exception, to_failed
 
@@ -33,17 +33,18 @@ MAX_CONCURRENT = 64  # handlers of one subscription at once
 QUEUE_GROUP = "workers"
 
 
-async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float) -> R:
-    """Ask and wait for the answer.
+async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float, **tokens: str) -> R:
+    """Ask and wait for the answer; ``tokens`` fill the holes of the subject, here and below.
 
     Raises:
+        TooLarge: the request is larger than the broker lets through.
         NoResponder: no service of that kind is running (known at once).
         BrokerUnavailable: no answer within ``timeout_s``; the request may have been served.
         TinsmithError: the one that the service answered with.
     """
-    subject = rpc.subject()
+    subject = rpc.subject(**tokens)
     payload = encode(request)
-    check_size(client, subject, payload)
+    _check_size(client, subject, payload)
     try:
         answer = await client.request(subject, payload, timeout=timeout_s)
     except nats.errors.NoRespondersError as exc:
@@ -60,7 +61,7 @@ async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float) 
 
 
 async def serve(
-    client: Client, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]
+    client: Client, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]], **tokens: str
 ) -> Subscription:
     """Answer requests, several at a time; nats-py alone would run them one by one."""
     running: set[asyncio.Task[None]] = set()
@@ -68,12 +69,12 @@ async def serve(
 
     async def on_message(msg: Msg) -> None:
         await slots.acquire()
-        task = asyncio.create_task(_answer(msg, rpc, handler), name=f"serve {rpc.template}")
+        task = asyncio.create_task(_answer(client, msg, rpc, handler), name=f"serve {rpc.template}")
         running.add(task)
         task.add_done_callback(running.discard)
         task.add_done_callback(lambda _: slots.release())
 
-    sub = await client.subscribe(rpc.subject(), queue=QUEUE_GROUP, cb=on_message)
+    sub = await client.subscribe(rpc.subject(**tokens), queue=QUEUE_GROUP, cb=on_message)
 
     async def close() -> None:
         # In this order: drain() does not wait for tasks that the callback has started.
@@ -84,30 +85,43 @@ async def serve(
     return Subscription(close)
 
 
-async def _answer(msg: Msg, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]) -> None:
-    reply: R | Failed
+async def _answer(
+    client: Client, msg: Msg, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]
+) -> None:
+    payload: bytes
     try:
-        reply = await handler(rpc.requests.decode(msg.data))
+        payload = encode(await handler(rpc.requests.decode(msg.data)))
+        _check_size(client, rpc.template, payload)
     except msgspec.ValidationError as exc:
-        reply = to_failed(InvalidRequest(f"{rpc.template}: {exc}"))
+        payload = encode(to_failed(InvalidRequest(f"{rpc.template}: {exc}")))
     except Exception as exc:
         log.warning("request failed", subject=rpc.template, exc_info=exc)
-        reply = to_failed(exc)
+        payload = encode(to_failed(exc))
     try:
-        await msg.respond(encode(reply))
+        await msg.respond(payload)
     except TRANSIENT as exc:
         log.warning("reply lost", subject=rpc.template, error=str(exc))
 
 
-async def emit(client: Client, event: Event[M], message: M) -> None:
+def _check_size(client: Client, subject: str, payload: bytes) -> None:
+    """Whoever asked is told: a message over the limit would end the connection."""
+    try:
+        check_size(client, subject, payload)
+    except ServerError as exc:
+        raise TooLarge(str(exc)) from exc
+
+
+async def emit(client: Client, event: Event[M], message: M, **tokens: str) -> None:
     """Tell whoever listens now; lost while the broker is away."""
     try:
-        await client.publish(event.subject(), encode(message))
+        await client.publish(event.subject(**tokens), encode(message))
     except TRANSIENT as exc:
         log.debug("event lost", subject=event.template, error=str(exc))
 
 
-async def listen(client: Client, event: Event[M], handler: Callable[[M], None]) -> Subscription:
+async def listen(
+    client: Client, event: Event[M], handler: Callable[[M], None], **tokens: str
+) -> Subscription:
     """Call ``handler`` for every event; it must be quick and must not raise."""
 
     async def on_message(msg: Msg) -> None:
@@ -118,7 +132,7 @@ async def listen(client: Client, event: Event[M], handler: Callable[[M], None]) 
             return
         handler(message)
 
-    sub = await client.subscribe(event.subject(), cb=on_message)
+    sub = await client.subscribe(event.subject(**tokens), cb=on_message)
 
     async def close() -> None:
         await sub.unsubscribe()

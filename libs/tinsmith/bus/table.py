@@ -140,9 +140,14 @@ class Table(Generic[M]):
             self._follow(on_change, caught_up), name=f"watch {self._entity.template}"
         )
         waiting = asyncio.create_task(caught_up.wait(), name="first snapshot")
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
             waiting.cancel()
+        if task.done():
             task.result()
         return Subscription.of_task(task)
 
@@ -162,6 +167,8 @@ class Table(Generic[M]):
             except ConsumerGone:
                 continue
             except TRANSIENT as exc:
+                if self._client.is_closed:  # nats-py makes an error of a cancellation then
+                    return
                 log.warning("watch interrupted", entity=self._entity.template, error=str(exc))
                 await asyncio.sleep(RETRY_PAUSE_S * 5)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tinsmith import __version__
-from tinsmith.cli import log
+from tinsmith.cli import keys, log
 from tinsmith.cli.options import ConfigFile, DataDir  # noqa: TC001 - as above
 from tinsmith.errors import StartupError, TinsmithError
 
@@ -35,7 +35,12 @@ app = typer.Typer(
 config_app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
 app.add_typer(config_app, name="config")
 app.add_typer(log.app, name="log")
+app.add_typer(keys.app, name="keys")
 
+Alone = Annotated[
+    bool,
+    typer.Option("--alone", help="Without the run's neighbours, as every replay here is done."),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME", help="Which of [[models]] [default: the first]."),
@@ -199,13 +204,12 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
     is_sampling_only: Annotated[  # noqa: FBT002
         bool, typer.Option("--sampling-only", help="Only draw samples again.")
     ] = False,
+    _alone: Alone = False,  # noqa: FBT002
     is_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,  # noqa: FBT002
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Do a run again from its log, and compare every result and every state.
-
-    Needs the base model and the log, which is read from the broker or from an exported file.
+    """Do a run again from its log (or from an exported one), and compare results and states.
 
     \b
     Exit codes:

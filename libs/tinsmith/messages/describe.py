@@ -12,10 +12,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from tinsmith.messages import anchors, checkpoints, ops, registry, sampling, services, table
+from tinsmith.messages import anchors, checkpoints, ops, registry, sampling, services, table, texts
 from tinsmith.messages.base import BlobRef, Failed, Tensor
 
-_MODULES = (ops, anchors, sampling, checkpoints, registry, services)
+_MODULES = (ops, anchors, sampling, texts, checkpoints, registry, services)
 _LEAVES = (Tensor, BlobRef, Failed)
 
 _HEADER = """\

@@ -12,10 +12,22 @@ _CLASSES: dict[str, type[errors.TinsmithError]] = {
 }
 
 
+MAX_MESSAGE = 4000  # characters
+
+
+def message_of(exc: errors.TinsmithError) -> str:
+    """What an error says, fit to travel: it may quote what was sent, of any length and encoding."""
+    text = str(exc)
+    if len(text) > MAX_MESSAGE:
+        text = f"{text[: MAX_MESSAGE // 2]} [...] {text[-MAX_MESSAGE // 2 :]}"
+    # Header lines and paths hold bytes that are no UTF-8 as lone surrogates.
+    return text.encode(errors="backslashreplace").decode()
+
+
 def to_failed(exc: BaseException) -> Failed:
     """What the sender of a request is told; internals of unexpected errors stay in our log."""
     if isinstance(exc, errors.TinsmithError):
-        return Failed(category=exc.category, message=str(exc), code=type(exc).__name__)
+        return Failed(category=exc.category, message=message_of(exc), code=type(exc).__name__)
     return Failed(
         category="server",
         message=f"internal error ({type(exc).__name__}); the server's log has the details",

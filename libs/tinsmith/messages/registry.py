@@ -99,8 +99,21 @@ class MeterMark(Message, frozen=True, kw_only=True):
     stream_seq: int
 
 
+class ApiKey(Message, frozen=True, kw_only=True):
+    """A key that clients may present, as its digest; the key itself is nowhere."""
+
+    digest: str  # sha-256, hex; the entry's id as well
+    owner: str  # the id made of ``name``: all keys of one name share what they make
+    name: str
+    last_four: str
+    created_ns: int
+    project_id: str | None = None  # of sessions that name none
+    expires_ns: int | None = None
+    revoked_ns: int | None = None
+
+
 class Secret(Message, frozen=True, kw_only=True):
-    """What all gateways sign download links with; made by the first."""
+    """What all gateways sign download links or tokens with; made by the first."""
 
     key: bytes
 

@@ -47,6 +47,7 @@ class Sample(Message, frozen=True, kw_only=True):
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
+    tell: str = ""  # the gateway that is told of tokens while they are drawn; empty: none
 
 
 class TopK(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,6 +65,20 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens: bytes  # int32 [n]
     logprobs: bytes  # float32 [n]
     stop_reason: str  # "stop" or "length"
+    topk: TopK | None = None
+
+
+class TokensDrawn(Message, frozen=True, kw_only=True):
+    """Tokens of one continuation while it is drawn; the result, when it is stored, is the truth.
+
+    After a restart of the row the same tokens are told again, from the first one on.
+    """
+
+    request_id: str
+    index: int  # of the continuation
+    start: int  # tokens of it before these
+    tokens: bytes  # int32 [n]
+    logprobs: bytes  # float32 [n]
     topk: TopK | None = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tinsmith.messages import checkpoints, ops, registry, sampling, services
+from tinsmith.messages import checkpoints, ops, registry, sampling, services, texts
 from tinsmith.messages.base import Failed, Message, decoder
 
 if TYPE_CHECKING:
@@ -116,6 +116,24 @@ COPY_CHECKPOINT = Rpc(
     checkpoints.Checkpoint,
     "gateway -> checkpointer: the same parts under another run",
 )
+TOKENIZE_TEXT = Rpc(
+    "rpc.sampler.tokenize.{pool}",
+    texts.TokenizeText,
+    texts.PromptRendered,
+    "gateway -> any sampler of the base model: text as a prompt",
+)
+RENDER_CHAT = Rpc(
+    "rpc.sampler.render.{pool}",
+    texts.RenderChat,
+    texts.PromptRendered,
+    "gateway -> any sampler of the base model: a conversation as a prompt",
+)
+SPELL_TOKENS = Rpc(
+    "rpc.sampler.spell.{pool}",
+    texts.SpellTokens,
+    texts.TokensSpelled,
+    "gateway -> any sampler of the base model: what tokens add to a text",
+)
 
 OPS = Queue(
     "op.{model}.{seq}",
@@ -159,6 +177,9 @@ AUDIT_TEMPLATE = Row("audit.{owner}.{day}.{topic}", "what owners did, by day: 20
 
 OP_DONE = Event("done.op", ops.OpDone, "trainer -> gateways: this op's record is in the log")
 SAMPLE_READY = Event("done.sample", services.SampleReady, "sampler -> gateways: result stored")
+TOKENS_DRAWN = Event(
+    "drawn.{gateway}", sampling.TokensDrawn, "sampler -> the gateway that asked for it: new tokens"
+)
 SERVICE_ALIVE = Event("alive.service", services.ServiceAlive, "every service, every two seconds")
 SESSION_ALIVE = Event("alive.session", services.SessionAlive, "gateway -> gateways: a heartbeat")
 SAMPLE_CANCELLED = Event(
@@ -177,6 +198,7 @@ DISCARDED = Entity("discarded.{id}", checkpoints.Discarded, "parts that may be f
 USAGE = Entity("usage.{id}", registry.Usage, "what was used, by hour and model or sampler")
 METER = Entity("meter.{id}", registry.MeterMark, "how far the meter has read")
 SECRETS = Entity("secret.{id}", registry.Secret, "what the gateways share")
+API_KEYS = Entity("apikey.{id}", registry.ApiKey, "API keys, by their digest")
 
 RPCS: tuple[Rpc[Any, Any], ...] = (
     COMMIT_CHECKPOINT,
@@ -184,11 +206,15 @@ RPCS: tuple[Rpc[Any, Any], ...] = (
     CHANGE_CHECKPOINT,
     DELETE_CHECKPOINT,
     COPY_CHECKPOINT,
+    TOKENIZE_TEXT,
+    RENDER_CHAT,
+    SPELL_TOKENS,
 )
 QUEUES: tuple[Queue[Any], ...] = (OPS, PLACEMENTS, SAMPLES)
 EVENTS: tuple[Event[Any], ...] = (
     OP_DONE,
     SAMPLE_READY,
+    TOKENS_DRAWN,
     SERVICE_ALIVE,
     SESSION_ALIVE,
     SAMPLE_CANCELLED,
@@ -206,6 +232,7 @@ ENTITIES: tuple[Entity[Any], ...] = (
     USAGE,
     METER,
     SECRETS,
+    API_KEYS,
 )
 StreamKind = Literal[
     "work queue", "append only", "append only, oldest first out", "expiring", "last value"

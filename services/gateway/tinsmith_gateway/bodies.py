@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PREFIX_BYTES = 512  # of a body that is too large: enough to tell whose it is
+STALL_S = 60.0  # between two parts of a body; the client itself gives up sooner
 THREAD_BYTES = 1 << 20  # work on more than this is done beside the event loop
 
 
@@ -114,7 +115,7 @@ async def _receive(request: web.Request, coding: str, limits: Limits) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.content.iter_any():
+        while part := await _next_part(request, size):
             parts.append(part)
             size += len(part)
             if size > limits.received:
@@ -123,6 +124,18 @@ async def _receive(request: web.Request, coding: str, limits: Limits) -> bytes:
     except (ConnectionError, web.RequestPayloadError) as error:
         raise InvalidRequest(f"request body: broken off after {size} bytes") from error
     return b"".join(parts)
+
+
+async def _next_part(request: web.Request, size: int) -> bytes:
+    """What has arrived meanwhile; nothing at the end."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            return await request.content.readany()
+    except TimeoutError:
+        raise InvalidRequest(
+            f"request body: nothing has come for {STALL_S:g} s, after {size} bytes; send all of "
+            "what Content-Length promises"
+        ) from None
 
 
 def inflate(raw: bytes, coding: str, limits: Limits) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import Annotated
 
 from msgspec import Meta
 
 from tinsmith.config import Section
+from tinsmith_gateway.openness import is_loopback
 
 MIB = 1 << 20
 
@@ -26,12 +28,26 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     api_key_file: str = ""
     """File with one key a line, ``#`` starts a comment. Without this and ``api_keys``, the key in
     ``data_dir`` that ``tinsmith up`` has made is the only one."""
+    open_mode: bool = False
+    """Take requests without a key, from this machine only; ``host`` must be a loopback address."""
+    exchange_keys: bool = False
+    """Have clients exchange their key for a token, and send that with every other request."""
+    token_lifetime_s: Annotated[float, Meta(ge=120, le=86400)] = 900.0
+    """How long such a token is good for; clients renew it at half of that."""
     max_body_bytes: Annotated[int, Meta(ge=MIB)] = 64 * MIB
     """Largest training request as it is received; the client's chunks are about 5 MB."""
     max_inflated_bytes: Annotated[int, Meta(ge=MIB)] = 256 * MIB
     """Largest training request once decompressed, and with its sparse tensors made dense."""
     max_json_bytes: Annotated[int, Meta(ge=MIB)] = 16 * MIB
     """Largest request in JSON, decompressed; all others wait while one is decoded."""
+    max_datums: Annotated[int, Meta(ge=1)] = 4096
+    """Most datums of one training request; the client sends 1024 at most."""
+    max_request_tokens: Annotated[int, Meta(ge=1)] = 1 << 24
+    """Most tokens of one request: those of its datums, or of the prompt and of all continuations
+    that a sampling request asks for."""
+    max_unfinished: Annotated[int, Meta(ge=1)] = 20_000
+    """Most training and sampling requests of one owner that a gateway has taken in and that are not
+    done; more are answered with 429, and sent again by the client."""
     compress_training_requests: bool = False
     """Ask clients to send training data as zstd: less network, more work on both sides."""
     batch_polls: bool = False
@@ -54,3 +70,14 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     no_worker_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     """Sampling from a model that no sampler has served for so long fails. Training waits, and its
     client is told why."""
+
+    def __post_init__(self) -> None:
+        """Open mode is for this machine alone."""
+        host = urllib.parse.urlsplit(self.public_url).hostname or self.host
+        for key, where in (("host", self.host), ("public_url", host)):
+            if self.open_mode and not is_loopback(where):
+                msg = (
+                    f"open_mode: {key} is {where!r}, where others can come in without a key; "
+                    "listen on 127.0.0.1, or turn open_mode off and use keys"
+                )
+                raise ValueError(msg)

@@ -15,9 +15,12 @@ from tinsmith_gateway.completions import Completions
 from tinsmith_gateway.futures import Futures
 from tinsmith_gateway.liveness import Hearing, Services
 from tinsmith_gateway.models import Models
+from tinsmith_gateway.openai.desk import Desk
 from tinsmith_gateway.registry import Registry
 from tinsmith_gateway.sessions import Sessions
 from tinsmith_gateway.signing import Signer
+from tinsmith_gateway.tokens import Tokens
+from tinsmith_gateway.unfinished import Unfinished
 from tinsmith_gateway.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -47,6 +50,9 @@ class Gateway:
     futures: Futures
     completions: Completions
     signer: Signer
+    tokens: Tokens | None  # None: clients present their keys
+    unfinished: Unfinished
+    openai: Desk
     _subscriptions: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @classmethod
@@ -58,19 +64,24 @@ class Gateway:
         services = Services(hearing)
         registry = Registry(bus)
         models = Models(registry.served)
+        sessions = Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s)
+        tokens = Tokens(bus, config.token_lifetime_s) if config.exchange_keys else None
         return cls(
             config=config,
             bus=bus,
             seals=seals,
-            keys=Keyring(api_keys),
+            keys=Keyring(api_keys, registry.api_keys, tokens, is_open=config.open_mode),
             hearing=hearing,
             services=services,
             registry=registry,
             models=models,
-            sessions=Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s),
+            sessions=sessions,
             futures=Futures(bus, Whereabouts(bus, registry, models, seals), services, config),
             completions=Completions(bus, config),
             signer=Signer(bus),
+            tokens=tokens,
+            unfinished=Unfinished(bus, config.max_unfinished),
+            openai=Desk(bus, registry, sessions),
         )
 
     async def start(self) -> None:
@@ -81,13 +92,19 @@ class Gateway:
         ):
             self._subscriptions.push_async_callback(subscription.close)
         await self.registry.start()
+        if self.tokens is not None:
+            await self.tokens.start()
+        await self.unfinished.start()
         await self.futures.start()
         await self.completions.start()
+        await self.openai.start()
 
     async def close(self) -> None:
         """The opposite of ``start``."""
+        await self.openai.close()
         await self.completions.close()
         await self.futures.close()
+        await self.unfinished.close()
         await self.registry.close()
         await self._subscriptions.aclose()
 

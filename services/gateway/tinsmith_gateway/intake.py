@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 async def create(gateway: Gateway, run: Run, body: ops.CreateModel) -> dict[str, str]:
     """A new model: its entry, its first op, and a place among the trainers."""
     model_id = run.model_id
+    await _count(gateway, run.owner, model_id, 0)
     if await gateway.registry.runs.get(ids.token(model_id)) is None:
         await gateway.seals.make(model_id)  # first: whoever sees the run must find its key
     stored = await gateway.registry.runs.table.create(ids.token(model_id), run)
@@ -49,10 +50,17 @@ async def create(gateway: Gateway, run: Run, body: ops.CreateModel) -> dict[str,
 
 
 async def admit(gateway: Gateway, owner: str, place: Sequenced) -> Run:
-    """The model that a training request is for; NotFound, or Gone when its session has ended."""
+    """The model that a training request is for.
+
+    Raises:
+        NotFound: no such model, or not of ``owner``.
+        Gone: its session has ended.
+        Busy: ``owner`` has too much that is not done.
+    """
     structlog.contextvars.bind_contextvars(model_id=place.model_id, seq=place.seq_id)
     run = await gateway.registry.run(owner, place.model_id)
     gateway.sessions.check_active(await gateway.registry.session(owner, run.session_id))
+    await _count(gateway, owner, place.model_id, place.seq_id)
     return run
 
 
@@ -60,6 +68,13 @@ async def submit(gateway: Gateway, place: Sequenced, body: ops.OpBody) -> dict[s
     """One op of an admitted request; never waits for those before it."""
     await _enqueue(gateway, ops.Op(model_id=place.model_id, seq=place.seq_id, body=body))
     return _promise(place.model_id, place.seq_id)
+
+
+async def _count(gateway: Gateway, owner: str, model_id: str, seq: int) -> None:
+    async def is_queued() -> bool:
+        return await gateway.bus.is_queued(OPS, **op_tokens(model_id, seq))
+
+    await gateway.unfinished.admit(owner, model_id, seq, is_queued)
 
 
 async def _enqueue(gateway: Gateway, op: ops.Op) -> None:

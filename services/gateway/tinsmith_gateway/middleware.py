@@ -10,23 +10,43 @@ import structlog
 from aiohttp import web
 
 from tinsmith.errors import TinsmithError
+from tinsmith.messages.failures import message_of
 from tinsmith_gateway import responses
+from tinsmith_gateway.auth import Caller
 from tinsmith_gateway.gateway import GATEWAY
+from tinsmith_gateway.openai import errors as openai_errors
+from tinsmith_gateway.openness import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import Protocol
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+    class ErrorShape(Protocol):
+        """How errors look to the clients of a route."""
+
+        def of_error(self, error: TinsmithError) -> web.Response:
+            """One of ours."""
+
+        def detail(
+            self, status: int, message: str, *, headers: Mapping[str, str] | None = None
+        ) -> web.Response:
+            """Any other."""
+
 
 log = structlog.get_logger(__name__)
 
 OWNER = web.RequestKey("owner", str)
+CALLER = web.RequestKey("caller", Caller)
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/api/v1/healthz"})
 """Answered without a key: who watches over the process has none."""
 
 
 DOWNLOADS = "/api/v1/downloads/"
 """What lies behind is opened by a signed link instead of a key."""
+
+OWN_KEY = "/api/v1/auth/apikey/me"
 
 
 @web.middleware
@@ -44,27 +64,48 @@ async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
 @web.middleware
 async def report_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns every exception into a JSON answer; only our own tell what went wrong."""
+    shape: ErrorShape = responses
+    if request.path.startswith(openai_errors.PREFIX):
+        shape = openai_errors
     try:
         return await handler(request)
     except TinsmithError as error:
         level = logging.ERROR if responses.status_of(error) >= 500 else logging.INFO
-        log.log(level, "request refused", error=str(error), kind=type(error).__name__)
-        return responses.of_error(error)
+        log.log(level, "request refused", error=message_of(error), kind=type(error).__name__)
+        return shape.of_error(error)
     except web.HTTPException as error:
-        message = f"{request.method} {request.path}: {error.reason}"
+        message = f"{request.method} {request.path[:200]!r}: {error.reason}"
         keep = {k: v for k, v in error.headers.items() if k == "Allow"}
-        return responses.detail(error.status, message, headers=keep)
+        return shape.detail(error.status, message, headers=keep)
     except Exception:
         log.exception("request crashed")
-        return responses.detail(500, crash_message())
+        return shape.detail(500, crash_message())
 
 
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Finds the owner behind ``X-API-Key``; Unauthorized without a valid one."""
-    if request.path not in OPEN_PATHS and not request.path.startswith(DOWNLOADS):
-        request[OWNER] = request.app[GATEWAY].keys.owner(request.headers.get("X-API-Key"))
-    return await handler(request)
+    """Finds who is behind the key that is presented; Unauthorized without a valid one."""
+    if request.path in OPEN_PATHS or request.path.startswith(DOWNLOADS):
+        return await handler(request)
+    keys = request.app[GATEWAY].keys
+    caller = keys.caller(
+        _presented(request),
+        is_local=is_local(request.host, request.headers.get("Origin")),
+    )
+    request[CALLER], request[OWNER] = caller, caller.owner
+    answer = await handler(request)
+    # Who revokes a key is told that it was done; an answer that has begun cannot change.
+    if request.path != OWN_KEY and not answer.prepared:
+        keys.check_not_revoked(caller)
+    return answer
+
+
+def _presented(request: web.Request) -> str | None:
+    """The key in ``X-API-Key``, as the tinker client sends it, or as a bearer's."""
+    if (key := request.headers.get("X-API-Key")) is not None:
+        return key
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def crash_message() -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.registry import ServedModel
     from tinsmith_gateway.liveness import Role
 
+MAX_NAME = 500  # characters
 _USES = {"trainer": "training", "sampler": "sampling"}
 
 
@@ -31,7 +32,7 @@ class Models:
 
     def require(self, name: str, role: Role) -> ServedModel:
         """As ``get``; InvalidRequest naming the models there are when there is none."""
-        if (found := self.get(name, role)) is not None:
+        if len(name) <= MAX_NAME and (found := self.get(name, role)) is not None:
             return found
         names = sorted({model.name for model in self._served if model.role == role})
         there_are = ", ".join(map(repr, names)) or f"none: no {role} has started yet"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tinsmith import ids
 from tinsmith.bus.views import View
 from tinsmith.errors import Gone, InvalidRequest, NotFound
-from tinsmith.messages.table import CHECKPOINTS, RUNS, SAMPLERS, SERVED, SESSIONS, USAGE
+from tinsmith.messages.table import API_KEYS, CHECKPOINTS, RUNS, SAMPLERS, SERVED, SESSIONS, USAGE
 from tinsmith_gateway.wire.times import iso_time
 
 if TYPE_CHECKING:
@@ -38,11 +38,15 @@ class Registry:
         self.checkpoints = View(bus.table(CHECKPOINTS), lambda checkpoint: checkpoint.model_id)
         self.served = View(bus.table(SERVED), lambda served: served.name)
         self.usage = View(bus.table(USAGE), lambda used: used.owner)
+        self.api_keys = View(bus.table(API_KEYS), lambda key: key.owner)
         self._watches = AsyncExitStack()
 
     async def start(self) -> None:
         """Fills the views and follows the tables."""
-        views = (self.sessions, self.runs, self.samplers, self.checkpoints, self.served, self.usage)
+        views = (
+            *(self.sessions, self.runs, self.samplers, self.checkpoints),
+            *(self.served, self.usage, self.api_keys),
+        )
         for view in views:
             watch = await view.watch()
             self._watches.push_async_callback(watch.close)

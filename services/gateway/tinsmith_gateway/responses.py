@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from tinsmith import errors
+from tinsmith.messages.failures import message_of
 from tinsmith_gateway.bodies import UnsupportedBody
+from tinsmith_gateway.tokens import InvalidToken
 from tinsmith_gateway.wire import results
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _STATUS: dict[type[errors.TinsmithError], int] = {
     errors.StorageFull: 507,
 }
 _RETRY = {"Retry-After": "1"}
+_EXCHANGE = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
 
 
 def status_of(error: errors.TinsmithError) -> int:
@@ -40,7 +43,10 @@ def status_of(error: errors.TinsmithError) -> int:
 def of_error(error: errors.TinsmithError) -> web.Response:
     """``{"detail": ...}`` with its status, and a hint when the same request may be sent again."""
     status = status_of(error)
-    return detail(status, str(error), headers=_RETRY if status in (429, 503) else None)
+    headers = _RETRY if status in (429, 503) else None
+    if isinstance(error, InvalidToken):
+        headers = _EXCHANGE
+    return detail(status, message_of(error), headers=headers)
 
 
 def detail(status: int, message: str, *, headers: Mapping[str, str] | None = None) -> web.Response:

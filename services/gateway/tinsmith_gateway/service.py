@@ -25,7 +25,7 @@ async def serve(context: ServiceContext) -> None:
     """Answer requests until ``context.stopping``.
 
     Raises:
-        StartupError: there is no API key, or the address cannot be listened on.
+        StartupError: a key cannot be used, or the address cannot be listened on.
     """
     # aiohttp and protobuf take a while to load, and the configuration is checked before.
     from tinsmith_gateway.app import build_app, build_runner
@@ -37,6 +37,7 @@ async def serve(context: ServiceContext) -> None:
     gateway = Gateway.build(config, context.bus, keys, context.seals)
     runner = build_runner(build_app(gateway))
     await gateway.start()
+    gateway.keys.warn_if_empty()
     try:
         await runner.setup()
         await context.ready(url=await _listen(runner, config))

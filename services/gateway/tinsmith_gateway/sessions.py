@@ -17,7 +17,7 @@ from tinsmith.errors import BrokerUnavailable, Gone
 from tinsmith.messages.registry import Session
 from tinsmith.messages.services import SessionAlive
 from tinsmith.messages.table import SESSION_ALIVE
-from tinsmith_gateway.wire.labels import check_project
+from tinsmith_gateway.wire.labels import check_metadata, check_project
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -43,7 +43,10 @@ class Sessions:
         self._heard: dict[str, float] = {}
 
     async def open(self, owner: str, asked: CreateSession) -> Session:
-        """A new session of ``owner``."""
+        """A new session of ``owner``; InvalidRequest when what it is to be told by is too much."""
+        check_metadata(asked.user_metadata or {})
+        told = {"tags": asked.tags, "sdk_version": asked.sdk_version, "name": asked.display_name}
+        check_metadata(told, "tags, sdk_version, display_name")
         session = Session(
             session_id=ids.new_session_id(),
             owner=owner,

@@ -12,10 +12,15 @@ if TYPE_CHECKING:
     from tinsmith.messages.sampling import Sample, SampleDone
     from tinsmith_sampler.checks import Limits
     from tinsmith_sampler.engine import Engine, Scored, Scoring
+    from tinsmith_sampler.rows import Tell
 
 
-async def answer(engine: Engine, sample: Sample, limits: Limits) -> SampleDone:
+async def answer(
+    engine: Engine, sample: Sample, limits: Limits, tell: Tell | None = None
+) -> SampleDone:
     """Serve a request whose adapter is loaded; its rows share one pass over the prompt.
+
+    ``tell`` is called with their tokens while they are drawn, from the engine's thread.
 
     Raises the first error of any of its rows, after the others have been stopped. Cancelling
     stops them all.
@@ -27,7 +32,7 @@ async def answer(engine: Engine, sample: Sample, limits: Limits) -> SampleDone:
             score = group.create_task(_score(engine, rows.scoring(sample, prompt)))
             drawn = [
                 group.create_task(engine.generate(row), name=f"row {row.request_id}/{row.index}")
-                for row in rows.expand(sample, prompt, limits)
+                for row in rows.expand(sample, prompt, limits, tell)
             ]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures

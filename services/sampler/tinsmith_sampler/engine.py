@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,8 +22,23 @@ StopReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Drawn:
+    """Tokens of a row that goes on; ``start`` tokens of it came before them."""
+
+    index: int  # of the row
+    start: int
+    tokens: NDArray[np.int32]  # [n]
+    logprobs: NDArray[np.float32]  # [n]
+    topk: TopTokens | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Row:
-    """One continuation to draw. ``seed`` and ``max_tokens`` are those of this row."""
+    """One continuation to draw. ``seed`` and ``max_tokens`` are those of this row.
+
+    ``tell`` is called with what has been drawn, from any thread, and from the first token on
+    again when the row was begun anew. An engine may leave it alone: the result is the truth.
+    """
 
     request_id: str
     index: int
@@ -33,6 +48,7 @@ class Row:
     seed: int  # in [0, 2**63 - 1)
     max_tokens: int
     topk: int = 0
+    tell: Callable[[Drawn], None] | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -11,6 +11,7 @@ from tinsmith_sampler.checks import max_tokens
 from tinsmith_sampler.engine import Row, Scoring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Ordered
 
     import numpy as np
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
     from tinsmith.messages.sampling import Sample
     from tinsmith_sampler.checks import Limits
-    from tinsmith_sampler.engine import Generated, Scored, TopTokens
+    from tinsmith_sampler.engine import Drawn, Generated, Scored, TopTokens
+
+    Tell = Callable[[Drawn], None]
 
 _SEEDS = 2**63 - 1
 
@@ -40,7 +43,9 @@ def request_seed(sample: Sample) -> int:
     return int.from_bytes(blake3(sample.request_id.encode()).digest(8), "little")
 
 
-def expand(sample: Sample, prompt: NDArray[np.int32], limits: Limits) -> tuple[Row, ...]:
+def expand(
+    sample: Sample, prompt: NDArray[np.int32], limits: Limits, tell: Tell | None = None
+) -> tuple[Row, ...]:
     """One row for each of ``num_samples``; ``prompt`` and ``sample`` have passed ``check``."""
     seed = request_seed(sample)
     length = max_tokens(sample.params, len(prompt), limits)
@@ -54,6 +59,7 @@ def expand(sample: Sample, prompt: NDArray[np.int32], limits: Limits) -> tuple[R
             seed=row_seed(seed, index),
             max_tokens=length,
             topk=sample.topk_sample_logprobs,
+            tell=tell,
         )
         for index in range(sample.num_samples)
     )
@@ -85,7 +91,7 @@ def assemble(
         request_id=sample.request_id,
         sequences=tuple(_sequence(row) for row in generated),
         prompt_logprobs=_prompt_logprobs(sample, scored),
-        topk_prompt_logprobs=None if scored is None else _topk(scored.topk),
+        topk_prompt_logprobs=None if scored is None else topk_of(scored.topk),
         # The first of a request's tasks computes the prompt, the others find it there.
         prompt_cache_hit_tokens=min(
             one.cached_tokens for one in (*generated, scored) if one is not None
@@ -107,11 +113,12 @@ def _sequence(row: Generated) -> Sequence:
         tokens=row.tokens.astype("<i4", copy=False).tobytes(),
         logprobs=row.logprobs.astype("<f4", copy=False).tobytes(),
         stop_reason=row.stop_reason,
-        topk=_topk(row.topk),
+        topk=topk_of(row.topk),
     )
 
 
-def _topk(top: TopTokens | None) -> TopK | None:
+def topk_of(top: TopTokens | None) -> TopK | None:
+    """The engine's top tokens as they travel."""
     if top is None:
         return None
     length, k = top.token_ids.shape

@@ -24,6 +24,8 @@ from tinsmith_sampler.checks import Limits
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.recording import Recorder
 from tinsmith_sampler.residency import AdapterResidency
+from tinsmith_sampler.scribe import Scribe
+from tinsmith_sampler.telling import telling
 
 if TYPE_CHECKING:
     from tinsmith.bus import Delivery, Taken
@@ -132,7 +134,8 @@ class Sampler:
                     await held.enter_async_context(
                         self._adapters.hold(adapter.version, lambda: self._fetch(adapter))
                     )
-                work = answer(self._engine, request, self._limits)
+                tell = await held.enter_async_context(telling(self._bus, request))
+                work = answer(self._engine, request, self._limits, tell)
                 return await self._in_hand.run(request.request_id, work)
         except Exception as exc:
             if isinstance(exc, UserError):
@@ -152,21 +155,27 @@ async def serve(context: ServiceContext) -> None:
     engine = await asyncio.to_thread(_engine, model, config)
     await engine.start()
     try:
-        await _announce(context, engine, model)
-        running = asyncio.create_task(Sampler(context, engine, model).run(), name="sampler")
-        stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
-        engine_dead = asyncio.create_task(engine.wait_ended(), name="engine")
-        await context.ready(base_models=(model.name,))
-        waited_for = {running, stopping, engine_dead}
-        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, engine_dead):
-            if task.done():
-                task.result()  # it failed: let the process say so, and be started anew
-        for waiting in waited_for:
-            waiting.cancel()
-        await asyncio.gather(*waited_for, return_exceptions=True)
+        scribe = await asyncio.to_thread(Scribe, model.source, engine.context_length)
+        async with scribe.serving(context.bus, ids.pool_token(model.name)):
+            await _serve_until_stopped(context, engine, model)
     finally:
         await engine.close()
+
+
+async def _serve_until_stopped(context: ServiceContext, engine: Engine, model: ModelConfig) -> None:
+    await _announce(context, engine, model)
+    running = asyncio.create_task(Sampler(context, engine, model).run(), name="sampler")
+    stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+    engine_dead = asyncio.create_task(engine.wait_ended(), name="engine")
+    await context.ready(base_models=(model.name,))
+    waited_for = {running, stopping, engine_dead}
+    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, engine_dead):
+        if task.done():
+            task.result()  # it failed: let the process say so, and be started anew
+    for waiting in waited_for:
+        waiting.cancel()
+    await asyncio.gather(*waited_for, return_exceptions=True)
 
 
 def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 import numpy as np
 import torch
 
 from tinsmith.errors import InvalidRequest, ServerError
 from tinsmith_sampler.drawing import draw, uniform
-from tinsmith_sampler.engine import Generated, Row, Scored, Scoring, TopTokens
+from tinsmith_sampler.engine import Drawn, Generated, Row, Scored, Scoring, TopTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+
+    from numpy.typing import NDArray
 
     from tinsmith_sampler.engine import StopReason
     from tinsmith_sampler.kv_cache import Extent
@@ -35,6 +37,14 @@ FILLER = -99999.0
 
 GROWTH = 64
 """Tokens that a row has room for at first, and that it asks for at least when it needs more."""
+
+
+class _Collected(TypedDict):
+    """Tokens of a row, as the engine's values have them."""
+
+    tokens: NDArray[np.int32]  # [n]
+    logprobs: NDArray[np.float32]  # [n]
+    topk: TopTokens | None
 
 
 class Task(Generic[Result]):
@@ -148,21 +158,30 @@ class RowTask(Task[Generated]):
             values, ids = torch.topk(logits_V, row.topk)
             self._topk.append((ids, values - total))
         reason = self._stopper.after(token)
-        return None if reason is None else self._result(reason)
+        if reason is not None:
+            return self._result(reason)
+        if row.tell is not None:
+            row.tell(self._newest(row.index))
+        return None
+
+    def _newest(self, index: int) -> Drawn:
+        start = len(self.drawn) - 1
+        return Drawn(index=index, start=start, **self._collected(start))
 
     def _result(self, reason: StopReason) -> Generated:
+        return Generated(stop_reason=reason, cached_tokens=self.cached_tokens, **self._collected(0))
+
+    def _collected(self, start: int) -> _Collected:
         topk = None
         if self._topk:
-            ids, logprobs = zip(*self._topk, strict=True)
+            ids, logprobs = zip(*self._topk[start:], strict=True)
             topk = TopTokens(
                 torch.stack(ids).cpu().numpy().astype(np.int32), torch.stack(logprobs).cpu().numpy()
             )
-        return Generated(
-            tokens=np.array(self.drawn, dtype=np.int32),
-            logprobs=np.array(self._logprobs, dtype=np.float32),
-            stop_reason=reason,
+        return _Collected(
+            tokens=np.array(self.drawn[start:], dtype=np.int32),
+            logprobs=np.array(self._logprobs[start:], dtype=np.float32),
             topk=topk,
-            cached_tokens=self.cached_tokens,
         )
 
 

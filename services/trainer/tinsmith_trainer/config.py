@@ -26,8 +26,9 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     checkpointing: bool = False
     """Compute a layer's activations again when their gradient is due instead of keeping them:
     memory for a third more time, and the same results. For long sequences."""
-    placement_timeout_s: Annotated[float, Meta(ge=3, le=120)] = 9.0
-    """How long a silent trainer keeps its models before another may take them over."""
+    placement_timeout_s: Annotated[float, Meta(ge=3, le=120)] = 7.0
+    """How long a silent trainer keeps its models before another may take them over; one that was
+    only paused may hold up the first offer, so that it takes twice as long."""
     checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0
     """How long a save waits for a checkpointer to appear before it fails."""
     snapshot_steps: Annotated[int, Meta(ge=1)] = 50

@@ -173,7 +173,7 @@ def _extras(
             raise InvalidRequest(f"{at}: dtype is {datum.inputs[key].dtype}; use float32 or int64")
         values = _values(datum.inputs[key], at).copy()
         if (place := _first(~np.isfinite(values))) is not None:
-            raise InvalidRequest(f"{at}{list(place)}: {values[place]} is not a finite number")
+            raise _not_finite(at, place, values[place])
         # A scalar comes without a shape, which stands for one dimension.
         extras[key] = values.reshape(()) if ranks[key] == 0 and values.size == 1 else values
         shapes[key] = extras[key].shape
@@ -216,8 +216,15 @@ def _floats(tensor: Tensor, at: str, shape: tuple[int, ...]) -> NDArray[np.float
     )
     values = _values(tensor, at).astype(np.float32)
     if (place := _first(~np.isfinite(values))) is not None:
-        raise InvalidRequest(f"{at}{list(place)}: {values[place]} is not a finite number")
+        raise _not_finite(at, place, values[place])
     return values
+
+
+def _not_finite(at: str, place: tuple[int, ...], value: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"{at}{list(place)}: {value} is not a finite number; look where it was computed, and send "
+        "0 for what should not count"
+    )
 
 
 def _check_shape(tensor: Tensor, at: str, shape: tuple[int, ...], of: str) -> None:

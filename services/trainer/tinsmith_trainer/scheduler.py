@@ -1,20 +1,29 @@
-"""Decides whose turn it is: the model that has had the fewest tokens so far. Pure.
+"""Decides whose turn it is: in the main, the model that has had the fewest tokens so far. Pure.
 
 Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", 1996) in tokens: models
 that always have work get equal shares, whatever the size of their ops and however many they have
-queued. A model that has been idle starts where the others are: nothing is saved up, so it waits
-for at most one pass of each model that is before it, and for the one that runs. Ops of one model
-keep their order.
+queued. A model that has been idle starts where the others are: nothing is saved up. Ops of one
+model keep their order.
+
+Whoever has the turn keeps it until it is a quantum ahead. Small training steps are then finished
+one after another: in strict turns all of them would end late, together, and their clients would
+next be idle together. A model waits for a quantum and a pass of each model that is before it, at
+most.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 T = TypeVar("T")
 
+QUANTUM = 1024
+"""Tokens that the model whose turn it is may be ahead of the others."""
 LEAST_COST = 16
 """Tokens that a turn costs at least: steps are cheap, but not free."""
 
@@ -36,7 +45,9 @@ class Scheduler(Generic[T]):
         self._queues: dict[str, deque[tuple[int, T]]] = {}  # those of models with work
         self._had: dict[str, int] = {}  # tokens, from when the model was first busy
         self._now = 0
-        """What the model had that ran last: where one that comes back from a rest starts."""
+        """The least that a model with work had last: where one that comes back starts."""
+        self._turn = ""
+        """The model that ran last."""
 
     def add(self, model_id: str, op: T, *, cost: int) -> None:
         """Queue ``op`` behind the model's earlier ones; ``cost`` is its number of tokens."""
@@ -50,9 +61,9 @@ class Scheduler(Generic[T]):
         """The op to run now, or None when nothing is queued."""
         if not self._queues:
             return None
-        model_id = min(self._queues, key=self._had.__getitem__)  # of equals, who came first
+        self._now = min(self._had[model_id] for model_id in self._queues)
+        model_id = self._turn = _choice(self._queues, self._had, self._turn)
         cost, op = self._queues[model_id].popleft()
-        self._now = self._had[model_id]
         self._had[model_id] += cost
         if not self._queues[model_id]:
             del self._queues[model_id]
@@ -69,9 +80,9 @@ class Scheduler(Generic[T]):
         had = {model_id: self._had[model_id] for model_id in self._queues}
         queues = {model_id: deque(queue) for model_id, queue in self._queues.items()}
         places: dict[str, Place] = {}
-        turns = tokens = 0
+        turns, tokens, model_id = 0, 0, self._turn
         while len(places) < len(self._queues):
-            model_id = min(queues, key=had.__getitem__)
+            model_id = _choice(queues, had, model_id)
             places.setdefault(model_id, Place(turns, tokens))
             cost, _ = queues[model_id].popleft()
             had[model_id] += cost
@@ -85,3 +96,10 @@ class Scheduler(Generic[T]):
         for model_id in [m for m, had in self._had.items() if had <= self._now]:
             if model_id not in self._queues:
                 del self._had[model_id]
+
+
+def _choice(waiting: Collection[str], had: Mapping[str, int], turn: str) -> str:
+    """Whose turn is next of those ``waiting``, when it was that of ``turn``."""
+    least = min(waiting, key=had.__getitem__)  # of equals, who came first
+    stays = turn in waiting and had[turn] < had[least] + QUANTUM
+    return turn if stays else least

@@ -112,3 +112,17 @@ async def test_a_large_result_comes_back_whole(bus):
     await bus.results.put_first(sampler, 1, result)
 
     assert await bus.results.get(sampler, 1) == result
+
+
+async def test_a_watch_that_is_called_off_before_it_has_begun_leaves_nothing_behind(bus):
+    def watches():
+        return {task for task in asyncio.all_tasks() if task.get_name().startswith("watch ")}
+
+    watching = asyncio.create_task(bus.table(table.SESSIONS).watch(lambda _key, _value: None))
+    await asyncio.sleep(0)  # it has started its task
+    (begun,) = watches()
+    watching.cancel()
+    await asyncio.wait({watching, begun}, timeout=20)
+
+    assert watching.cancelled()
+    assert begun.done()

@@ -8,8 +8,8 @@ import pytest
 
 from tinsmith.bus import Bus
 from tinsmith.config import BusConfig
-from tinsmith.errors import BrokerUnavailable, NoResponder, NotFound, ServerError
-from tinsmith.messages import checkpoints, ops, services, table
+from tinsmith.errors import BrokerUnavailable, NoResponder, NotFound, ServerError, TooLarge
+from tinsmith.messages import checkpoints, ops, services, table, texts
 
 pytestmark = pytest.mark.integration
 
@@ -129,3 +129,28 @@ async def test_a_payload_that_only_fits_without_its_headers_is_refused_here(bus)
     with pytest.raises(ServerError, match="max_payload"):
         await publish(bus._connection, "tinsmith.v1.reg.x.y", bytes(limit - 100), headers=headers)
     assert bus.is_connected
+
+
+async def test_a_pools_question_reaches_that_pool_alone(bus):
+    async def answer(request):
+        return texts.PromptRendered(tokens=request.text.encode())
+
+    serving = await bus.serve(table.TOKENIZE_TEXT, answer, pool="one")
+    ask = texts.TokenizeText(text="hi")
+
+    assert (await bus.call(table.TOKENIZE_TEXT, ask, pool="one")).tokens == b"hi"
+    with pytest.raises(NoResponder, match="no sampler is running"):
+        await bus.call(table.TOKENIZE_TEXT, ask, pool="two")
+    await serving.close()
+
+
+async def test_an_answer_that_the_broker_does_not_take_is_an_error_at_once(bus):
+    async def much(request):
+        return texts.PromptRendered(tokens=bytes(32 << 20))
+
+    serving = await bus.serve(table.TOKENIZE_TEXT, much, pool="one")
+    with pytest.raises(TooLarge, match="max_payload"):
+        await bus.call(table.TOKENIZE_TEXT, texts.TokenizeText(text="hi"), pool="one")
+    with pytest.raises(TooLarge, match="max_payload"):
+        await bus.call(table.TOKENIZE_TEXT, texts.TokenizeText(text="a" * (32 << 20)), pool="one")
+    await serving.close()

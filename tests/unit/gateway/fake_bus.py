@@ -16,7 +16,7 @@ from tinsmith import ids
 from tinsmith.blobs import BlobStore
 from tinsmith.bus import Committed, Subscription
 from tinsmith.bus.facts import Fact, op_costs, sample_costs
-from tinsmith.errors import BrokerUnavailable, Busy
+from tinsmith.errors import BrokerUnavailable, Busy, ServerError
 from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import decoder, encode
 from tinsmith.messages.services import AuditEntry, SampleReady
@@ -31,6 +31,15 @@ from tinsmith.messages.table import (
 )
 from tinsmith.sealing import PLAIN
 from tinsmith_checkpointer.changes import Changes
+
+MAX_PAYLOAD = 1 << 20  # that of an nats-server that nobody has configured
+
+
+def checked(data):
+    """``data`` itself; ServerError when the broker would not take so much in one message."""
+    if len(data) > MAX_PAYLOAD:
+        raise ServerError(f"{len(data)} bytes are over the broker's max_payload")
+    return data
 
 
 class FakeBus:
@@ -57,17 +66,19 @@ class FakeBus:
         if not self.is_connected:
             raise BrokerUnavailable("the broker did not answer; is it running?")
 
-    async def emit(self, event, message):
+    async def emit(self, event, message, **tokens):
         self.check()
+        checked(encode(message))
         self.emitted.append(message)
-        for handler in self._handlers[event.template]:
+        for handler in self._handlers[event.subject(**tokens)]:
             handler(event.messages.decode(encode(message)))
 
-    async def listen(self, event, handler):
-        self._handlers[event.template].append(handler)
+    async def listen(self, event, handler, **tokens):
+        subject = event.subject(**tokens)
+        self._handlers[subject].append(handler)
 
         async def close():
-            self._handlers[event.template].remove(handler)
+            self._handlers[subject].remove(handler)
 
         return Subscription(close)
 
@@ -173,7 +184,7 @@ class FakeTable:
 
     async def put(self, key, value):
         self._bus.check()
-        self._bus._stored[self._entity.subject(id=key)] = encode(value)
+        self._bus._stored[self._entity.subject(id=key)] = checked(encode(value))
         self._tell(key, value)
 
     async def get(self, key):

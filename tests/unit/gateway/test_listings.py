@@ -142,8 +142,6 @@ async def test_what_is_not_yours_is_not_there(rig, path):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "auth/token"),
-        ("DELETE", "auth/apikey/me"),
         ("GET", "training_runs/a:train:0/checkpoints/external_weights/x/external_weights_urls"),
         ("POST", "forward"),
         ("POST", "unload_model"),

@@ -155,7 +155,7 @@ async def test_a_full_queue_is_429(rig, recorded):
         ({"num_samples": 9}, "num_samples: 9 is outside 1 to 8"),
         ({"topk_prompt_logprobs": 5}, "topk_prompt_logprobs: 5 is outside 0 to 4"),
         ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "'image' is not supported"),
-        ({"prompt": {"chunks": [{"tokens": [256]}]}}, "prompt: 256 is outside 0 to 255"),
+        ({"prompt": {"chunks": [{"tokens": [256]}]}}, "prompt[0]: token 256 is outside 0 to 255"),
         ({"prompt": {"chunks": [{"tokens": [1] * 65}]}}, "over the model's context of 64"),
         ({"sampling_session_id": None}, "sampling_session_id: missing"),
         ({"sampling_session_id": "x"}, "sampling_session_id: 'x'"),

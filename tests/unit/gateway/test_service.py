@@ -74,6 +74,14 @@ async def test_an_address_that_is_not_of_this_machine_is_named(context):
         await serve(context(host="192.0.2.1", api_keys=("tml-a",)))
 
 
-async def test_a_gateway_without_a_key_does_not_start(context):
-    with pytest.raises(StartupError, match=r"gateway\.api_keys"):
-        await serve(context(port=0))
+async def test_a_gateway_without_a_key_starts_and_refuses_everybody(context, monkeypatch):
+    made = context(port=0)
+    urls = asyncio.Queue()
+    monkeypatch.setattr(ServiceContext, "ready", lambda _, *, url, **__: urls.put(url))
+    running = asyncio.create_task(serve(made))
+    url = await urls.get()
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/api/v1/sessions") as reply:
+        assert reply.status == 401
+
+    made.stopping.set()
+    await running

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tinsmith.keys import owner_of_key
 from tinsmith.messages.registry import Usage
 from tinsmith.messages.table import USAGE
-from tinsmith_gateway.auth import owner_of
 
 HOUR = 472_222  # 2023-11-14T22:00
 WINDOW = "billing/usage/events?starting_on=2023-11-14T22:00:00Z&ending_before=2023-11-15T00:00:00Z"
@@ -25,7 +25,7 @@ async def used(rig, session):
         entry = Usage(
             hour=hour,
             target="t",
-            owner=owner_of(f"tml-{owner}"),
+            owner=owner_of_key(f"tml-{owner}"),
             session_id=session,
             base_model="tiny/model",
             trained_tokens=7,
@@ -88,6 +88,6 @@ async def test_storage_is_told_by_project(rig, session):
 async def test_a_key_is_told_what_it_is(rig):
     answer = (await rig.get("auth/apikey/me")).json
 
-    assert answer["name"] == owner_of("tml-alice")
+    assert answer["name"] == owner_of_key("tml-alice")
     assert isinstance(answer["key_id"], int)
     assert "tml-alice" not in str(answer)

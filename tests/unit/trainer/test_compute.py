@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from tinsmith_trainer.compute import Compute
+from tinsmith_trainer.scheduler import QUANTUM
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ async def test_an_error_between_passes_is_the_ops(compute):
         await compute.run_passes("m", fails())
 
 
-async def test_a_small_op_waits_for_one_pass_of_a_large_one(compute):
+async def test_a_small_op_waits_for_a_quantum_of_a_large_one(compute):
     """Counted in passes: the flood has twenty ops of twenty passes under way."""
     made, release = [], threading.Event()
     gate = asyncio.create_task(compute.run("gate", lambda: release.wait(30)))
@@ -99,7 +100,7 @@ async def test_a_small_op_waits_for_one_pass_of_a_large_one(compute):
     flooding.cancel()
     await asyncio.gather(gate, flooding, return_exceptions=True)
 
-    assert before <= 2
+    assert before <= QUANTUM / 100 + 2
 
 
 async def test_many_small_ops_get_their_share_beside_large_ones(compute):
@@ -115,16 +116,16 @@ async def test_many_small_ops_get_their_share_beside_large_ones(compute):
     await asyncio.sleep(0)
     release.set()
     await gate
-    while len(made) < 200:
+    while len(made) < 400:
         await asyncio.sleep(0)
     for task in clients:
         task.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
-    names = [name for name, _ in made[:200]]
+    names = [name for name, _ in made[:400]]
 
     # Of every op, 16 tokens are for reading it.
     shares = (names.count("large") * 1016, names.count("small") * 66)
-    assert abs(shares[0] - shares[1]) <= 2 * 1016
+    assert abs(shares[0] - shares[1]) <= QUANTUM + 2 * 1016
 
 
 async def test_who_waits_is_told_its_place(compute):

@@ -15,6 +15,7 @@ from tinsmith_gateway.routes import (
     health,
     info,
     keys,
+    openai,
     runs,
     sampling,
     session,
@@ -45,6 +46,7 @@ _MODULES = (
     downloads,
     audit,
     usage,
+    openai,
     unsupported,
 )
 ROUTES = tuple(route for module in _MODULES for route in module.ROUTES)

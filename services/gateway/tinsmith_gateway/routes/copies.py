@@ -72,7 +72,8 @@ async def _own_session(
     session_id = ids.new_session_id()
     if repeat_key:
         # From the key and its owner, so that nobody can guess or take another's.
-        digest = blake3(f"copy\0{owner}\0{repeat_key}".encode()).digest(17)
+        named = f"copy\0{owner}\0{repeat_key}".encode(errors="surrogateescape")
+        digest = blake3(named).digest(17)
         session_id = base64.b32encode(digest).decode().lower()[:26]
     now_ns = time.time_ns()
     session = Session(

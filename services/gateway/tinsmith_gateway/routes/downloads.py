@@ -101,8 +101,18 @@ async def _link(
 ) -> str:
     gateway = request.app[GATEWAY]
     ticket = Ticket(kind, subject, int(time.time()) + LINK_S)
-    base = gateway.config.public_url.rstrip("/") or str(request.url.origin())
+    base = gateway.config.public_url.rstrip("/") or _origin(request)
     return f"{base}{DOWNLOADS}{await gateway.signer.sign(ticket)}/{name}"
+
+
+def _origin(request: web.Request) -> str:
+    try:
+        return str(request.url.origin())
+    except ValueError:
+        raise InvalidRequest(
+            f"Host: {request.host[:80]!r} is no address that a link can be made of; send the "
+            "server's, or set gateway.public_url"
+        ) from None
 
 
 ROUTES = (

@@ -40,6 +40,7 @@ async def retrieve_future(request: web.Request) -> web.Response:
     gateway.sessions.touch(ids.session_of(asked.request_id))
     if isinstance(found, Pending):
         return _try_again(asked.request_id, found)
+    gateway.unfinished.done(asked.request_id)
     if asked.allow_metadata_only and len(found.body) > gateway.config.announce_bytes:
         # The client makes room for so many bytes and asks again.
         size = len(found.body)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 MAX_LIMIT = 1000
+MAX_OFFSET = 2**53 - 1  # what every reader of JSON can hold
 
 
 class Page(NamedTuple):
@@ -34,9 +35,10 @@ def page_of(request: web.Request, *, default: int) -> Page:
     """The page that is asked for; InvalidRequest for one that cannot be."""
     offset = _number(request, "offset", 0)
     limit = _number(request, "limit", default)
-    if offset < 0 or not 1 <= limit <= MAX_LIMIT:
+    if not (0 <= offset <= MAX_OFFSET and 1 <= limit <= MAX_LIMIT):
         raise InvalidRequest(
-            f"offset, limit: {offset}, {limit} are outside 0 and up, and 1 to {MAX_LIMIT}"
+            f"offset, limit: {offset:.6g}, {limit:.6g} are outside 0 to {MAX_OFFSET}, and 1 to "
+            f"{MAX_LIMIT}; ask for a page within"
         )
     return Page(offset, limit)
 

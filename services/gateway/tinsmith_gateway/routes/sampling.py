@@ -51,7 +51,10 @@ async def create_sampling_session(request: web.Request) -> web.Response:
 
 
 async def asample(request: web.Request) -> web.Response:
-    """Continuations of a prompt, its log-probabilities, or both; 429 when the queue is full."""
+    """Continuations of a prompt, its log-probabilities, or both.
+
+    429 when the queue is full, or its owner has too much in it.
+    """
     gateway, owner = request.app[GATEWAY], request[OWNER]
     asked = await bodies.read_json(request, requests.Sample)
     if asked.sampling_session_id is None:
@@ -64,9 +67,13 @@ async def asample(request: web.Request) -> web.Response:
     gateway.sessions.check_active(await gateway.registry.session(owner, sampler.session_id))
     target = _target(gateway, sampler, asked.seq_id)
     message = sample(asked, target, _limits(gateway, target.base_model))
-    await gateway.bus.enqueue(
-        SAMPLES, message, **sample_tokens(target.base_model, sampler.sampler_id, asked.seq_id)
-    )
+    tokens = sample_tokens(target.base_model, sampler.sampler_id, asked.seq_id)
+
+    async def is_queued() -> bool:
+        return await gateway.bus.is_queued(SAMPLES, **tokens)
+
+    await gateway.unfinished.admit(owner, sampler.sampler_id, asked.seq_id, is_queued)
+    await gateway.bus.enqueue(SAMPLES, message, **tokens)
     sequences = [f"{target.request_id}:{index}" for index in range(asked.num_samples)]
     return responses.of_json({"request_id": target.request_id, "sample_sequence_ids": sequences})
 
@@ -105,6 +112,7 @@ def _limits(gateway: Gateway, base_model: str) -> Limits:
     return Limits(
         max_samples=gateway.config.max_samples,
         max_topk=gateway.config.max_topk_logprobs,
+        max_tokens=gateway.config.max_request_tokens,
         vocab_size=served.vocab_size if served else None,
         context_length=served.context_length if served else None,
     )

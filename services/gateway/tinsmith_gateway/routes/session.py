@@ -11,7 +11,7 @@ from tinsmith import ids
 from tinsmith_gateway import bodies, responses
 from tinsmith_gateway.audit import record
 from tinsmith_gateway.gateway import GATEWAY
-from tinsmith_gateway.middleware import OWNER
+from tinsmith_gateway.middleware import CALLER, OWNER
 from tinsmith_gateway.routes.pages import newest_first, page_of
 from tinsmith_gateway.wire import requests
 from tinsmith_gateway.wire.labels import check_project
@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from tinsmith.messages.registry import Run, Session
 
 
+MAX_DETAIL = 4000  # characters
+
+
 async def create_session(request: web.Request) -> web.Response:
     """Opens a session."""
     asked = await bodies.read_json(request, requests.CreateSession)
+    if not asked.project_id:
+        asked = structs.replace(asked, project_id=request[CALLER].project_id)
     session = await request.app[GATEWAY].sessions.open(request[OWNER], asked)
     return responses.of_json({"type": "create_session", "session_id": session.session_id})
 
@@ -42,7 +47,8 @@ async def finish_session(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     asked = await bodies.read_json(request, requests.FinishSession)
     session = await gateway.registry.session(request[OWNER], request.match_info["session_id"])
-    detail = ": ".join(filter(None, (asked.reason.type, asked.detail)))
+    # Cut, not refused: the session is over whatever its client had to say.
+    detail = ": ".join(filter(None, (asked.reason.type, asked.detail)))[:MAX_DETAIL]
     await gateway.sessions.end(session, "finished", detail, reason=asked.reason.type)
     return responses.of_json({})
 

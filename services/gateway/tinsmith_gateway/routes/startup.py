@@ -21,8 +21,8 @@ async def client_config(request: web.Request) -> web.Response:
     config = request.app[GATEWAY].config
     return responses.of_json(
         {
-            # The key itself is checked with each request: there is nothing to exchange it for.
-            "pjwt_auth_enabled": False,
+            # Otherwise the key itself is checked with each request.
+            "pjwt_auth_enabled": config.exchange_keys,
             "credential_default_source": "api_key",
             # Chunks may arrive in any order: the trainer restores it, and decoding overlaps.
             "parallel_fwdbwd_chunks": True,

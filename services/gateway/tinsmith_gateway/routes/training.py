@@ -23,8 +23,9 @@ from tinsmith_gateway.gateway import GATEWAY, Gateway
 from tinsmith_gateway.middleware import OWNER
 from tinsmith_gateway.sameness import digest
 from tinsmith_gateway.wire import requests, training
+from tinsmith_gateway.wire.forward_backward import Bounds, place_in
 from tinsmith_gateway.wire.forward_backward import forward_backward as parse
-from tinsmith_gateway.wire.forward_backward import place_in
+from tinsmith_gateway.wire.labels import check_metadata
 from tinsmith_gateway.wire.results import JSON, PROTOBUF
 
 if TYPE_CHECKING:
@@ -65,11 +66,12 @@ async def forward_backward(request: web.Request) -> web.Response:
         if (claimed := place_in(error.prefix)) is None:
             raise
         return await _submit(request, claimed, training.refused(error))
-    limit = gateway.config.max_inflated_bytes
+    config = gateway.config
+    bounds = Bounds(config.max_inflated_bytes, config.max_datums, config.max_request_tokens)
     if len(raw) < bodies.THREAD_BYTES:
-        place, body = parse(raw, max_bytes=limit)
+        place, body = parse(raw, bounds)
     else:
-        place, body = await asyncio.to_thread(parse, raw, max_bytes=limit)
+        place, body = await asyncio.to_thread(parse, raw, bounds)
     return await _submit(request, place, body)
 
 
@@ -189,7 +191,7 @@ def _run(
         created_ns=time.time_ns(),
         base_model=base_model,
         lora=lora,
-        user_metadata=asked.user_metadata or {},
+        user_metadata=dict(check_metadata(asked.user_metadata or {})),
         project_id=session.project_id,
     )
 

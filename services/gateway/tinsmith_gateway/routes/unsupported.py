@@ -10,8 +10,6 @@ from tinsmith.errors import NotSupported
 
 _CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
 _PATHS = (
-    ("POST", "/api/v1/auth/token"),
-    ("DELETE", "/api/v1/auth/apikey/me"),
     ("GET", f"{_CHECKPOINT}/external_weights_urls"),
     # Of clients before 0.30.
     ("POST", "/api/v1/forward"),

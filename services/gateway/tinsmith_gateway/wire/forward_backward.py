@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from tinsmith import ids
-from tinsmith.errors import InvalidRequest, NotSupported
+from tinsmith.errors import InvalidRequest, NotSupported, TooLarge
 from tinsmith.messages import ops
 from tinsmith.messages.base import Tensor
 from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 4  # int32
 
 
-def forward_backward(raw: bytes, *, max_bytes: int) -> tuple[Sequenced, ops.OpBody]:
-    """The request's place, and its body: ``Refused`` when the content is wrong.
+class Bounds(NamedTuple):
+    """How large one request may be."""
 
-    ``max_bytes`` bounds what its sparse tensors may grow to. InvalidRequest when the request
-    cannot be attributed to a model and a place in its sequence.
+    max_bytes: int  # of its sparse tensors, once dense
+    max_datums: int = 2**31 - 1
+    max_tokens: int = 2**31 - 1
+
+
+def forward_backward(raw: bytes, bounds: Bounds) -> tuple[Sequenced, ops.OpBody]:
+    """The request's place, and its body: ``Refused`` when the content is wrong, or too large.
+
+    InvalidRequest when the request cannot be attributed to a model and a place in its sequence.
     """
     request = pb.ForwardBackwardRequest()
     try:
@@ -35,7 +42,7 @@ def forward_backward(raw: bytes, *, max_bytes: int) -> tuple[Sequenced, ops.OpBo
             f"request body: {len(raw)} bytes are not a ForwardBackwardRequest in protobuf"
         ) from error
     place = _place(request.model_id, request.seq_id)
-    return place, lazily(lambda: _body(request, max_bytes))
+    return place, lazily(lambda: _body(request, bounds))
 
 
 def place_in(prefix: bytes) -> Sequenced | None:
@@ -67,7 +74,9 @@ def _place(model_id: str, seq: int) -> Sequenced:
     return Sequenced(model_id=ids.check_model_id(model_id), seq_id=seq)
 
 
-def _body(request: pb.ForwardBackwardRequest, max_bytes: int) -> ops.ForwardBackward:
+def _body(request: pb.ForwardBackwardRequest, bounds: Bounds) -> ops.ForwardBackward:
+    _check_size(request, bounds)
+    max_bytes = bounds.max_bytes
     data = []
     for index, datum in enumerate(request.data):
         converted = _datum(datum, f"data[{index}]", max_bytes)
@@ -83,6 +92,21 @@ def _body(request: pb.ForwardBackwardRequest, max_bytes: int) -> ops.ForwardBack
         loss_config=_loss_config(request),
         forward_only=request.forward_only,
     )
+
+
+def _check_size(request: pb.ForwardBackwardRequest, bounds: Bounds) -> None:
+    if (count := len(request.data)) > bounds.max_datums:
+        raise TooLarge(
+            f"data: {count} datums are over the limit of {bounds.max_datums}; send fewer per "
+            "request, or raise gateway.max_datums"
+        )
+    chunks = (chunk for datum in request.data for chunk in datum.model_input)
+    tokens = sum(len(chunk.encoded_text.tokens) for chunk in chunks) // TOKEN_BYTES
+    if tokens > bounds.max_tokens:
+        raise TooLarge(
+            f"data: {tokens} tokens are over the limit of {bounds.max_tokens}; send fewer or "
+            "shorter datums per request, or raise gateway.max_request_tokens"
+        )
 
 
 def _datum(datum: pb.Datum, where: str, max_bytes: int) -> ops.Datum:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tinsmith.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_METADATA_BYTES = 64 << 10  # it is kept in the memory of every gateway
+MAX_METADATA_LEVELS = 16
 _PROJECT_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}")
 
 
@@ -17,3 +25,32 @@ def check_project(text: str, field: str = "project_id") -> str:
             "'_.:@-', starting with a letter or digit (TINKER_PROJECT_ID sets it)"
         )
     return text
+
+
+def check_metadata(metadata: Mapping[str, Any], field: str = "user_metadata") -> Mapping[str, Any]:
+    """``metadata`` itself when it can be kept; InvalidRequest when it is too large or too deep."""
+    if _levels(metadata) > MAX_METADATA_LEVELS:
+        raise InvalidRequest(
+            f"{field}: it has more than {MAX_METADATA_LEVELS} levels; send it flatter, or as text"
+        )
+    try:
+        size = len(msgspec.msgpack.encode(metadata))
+    except OverflowError:
+        raise InvalidRequest(
+            f"{field}: a number in it has more than 64 bits; send it as text"
+        ) from None
+    if size > MAX_METADATA_BYTES:
+        raise InvalidRequest(
+            f"{field}: {size} bytes are over the limit of {MAX_METADATA_BYTES}; keep less in it"
+        )
+    return metadata
+
+
+def _levels(value: object) -> int:
+    """How deep it is nested; looks no deeper than one level over the limit."""
+    level, depth = [value], 0
+    while level and depth <= MAX_METADATA_LEVELS:
+        depth += 1
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [x for each in inner for x in (each.values() if isinstance(each, dict) else each)]
+    return depth

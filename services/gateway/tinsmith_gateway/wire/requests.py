@@ -229,7 +229,7 @@ class RetrieveFutures(Body, frozen=True, kw_only=True):
     """Asks which of a client's samples are done; ``retrieved_request_ids`` need not be kept."""
 
     target: FuturesTarget
-    prev_cursor: Count = 0
+    prev_cursor: Annotated[int, Meta(ge=0, le=2**62)] = 0  # the broker has 64 bits
     timeout: Annotated[float, Meta(ge=0)] | None = None
     retrieved_request_ids: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from tinsmith.errors import InvalidRequest, NotSupported
+from tinsmith.errors import InvalidRequest, NotSupported, TooLarge
 from tinsmith.messages import sampling
 from tinsmith_gateway.wire.seeds import seed_for
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tinsmith_gateway.wire.requests import Chunk
 
 MAX_INT32 = 2**31 - 1
+MAX_STOPS = 256
+MAX_STOP = 1024  # characters
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_topk: int
     vocab_size: int | None = None  # None: not known, the sampler will tell
     context_length: int | None = None
+    max_tokens: int = MAX_INT32  # of the prompt and all continuations
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,7 @@ def sample(asked: requests.Sample, target: Target, limits: Limits) -> sampling.S
     prompt = _prompt(asked.prompt.chunks)
     _check_prompt(prompt, limits)
     _check_range("num_samples", asked.num_samples, 1, limits.max_samples)
+    _check_tokens(asked, len(prompt), limits)
     topk_prompt = asked.topk_prompt_logprobs or 0
     topk_sample = asked.topk_sample_logprobs or 0
     _check_range("topk_prompt_logprobs", topk_prompt, 0, limits.max_topk)
@@ -102,12 +106,29 @@ def _chunk_tokens(chunk: Chunk, where: str) -> NDArray[np.int32]:
 
 def _check_prompt(prompt: NDArray[np.int32], limits: Limits) -> None:
     highest = MAX_INT32 if limits.vocab_size is None else limits.vocab_size - 1
-    for token in (int(prompt.min()), int(prompt.max())):
-        _check_range("prompt", token, 0, highest, hint="; use the model's own tokenizer")
+    bad = np.flatnonzero((prompt < 0) | (prompt > highest))
+    if len(bad):
+        raise InvalidRequest(
+            f"prompt[{bad[0]}]: token {prompt[bad[0]]} is outside 0 to {highest}; "
+            "use the model's own tokenizer"
+        )
     if limits.context_length is not None and len(prompt) > limits.context_length:
         raise InvalidRequest(
             f"prompt: {len(prompt)} tokens are over the model's context of "
             f"{limits.context_length}; shorten it"
+        )
+
+
+def _check_tokens(asked: requests.Sample, prompt: int, limits: Limits) -> None:
+    longest = asked.sampling_params.max_tokens or limits.context_length or 0
+    if limits.context_length is not None:
+        longest = min(longest, limits.context_length - prompt)
+    total = prompt + asked.num_samples * max(longest, 0)
+    if total > limits.max_tokens:
+        raise TooLarge(
+            f"num_samples, max_tokens: {asked.num_samples} continuations of {longest} tokens make "
+            f"{total} with the prompt, over the limit of {limits.max_tokens}; ask for fewer or "
+            "shorter ones, or raise gateway.max_request_tokens"
         )
 
 
@@ -141,6 +162,11 @@ def _params(asked: requests.SamplingParams, request_id: str) -> sampling.Samplin
 def _stops(stop: str | list[str | int] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Token ids and strings that end a sequence; one of the two is empty."""
     given = [stop] if isinstance(stop, str) else stop or []
+    if len(given) > MAX_STOPS or any(len(x) > MAX_STOP for x in given if isinstance(x, str)):
+        raise InvalidRequest(
+            f"sampling_params.stop: over {MAX_STOPS} items, or one over {MAX_STOP} characters; "
+            "each is looked for after every token, give fewer or shorter ones"
+        )
     strings = tuple(item for item in given if isinstance(item, str))
     tokens = tuple(item for item in given if isinstance(item, int))
     if strings and tokens:

@@ -81,9 +81,10 @@ def _cells(csr: pb.SparseCsr, shape: tuple[int, ...], where: str) -> NDArray[np.
     bounds = _indices(csr.crow_indices, rows + 1, f"{where}: crow_indices")
     count = int(bounds[-1])
     columns = _indices(csr.col_indices, count, f"{where}: col_indices")
-    counts = np.diff(bounds)
-    if bounds[0] != 0 or (counts < 0).any():
+    # Compared, not subtracted: differences of 64-bit numbers can wrap around.
+    if bounds[0] != 0 or (bounds[1:] < bounds[:-1]).any():
         raise InvalidRequest(f"{where}: crow_indices do not rise from 0")
+    counts = np.diff(bounds)
     if ((columns < 0) | (columns >= width)).any():
         raise InvalidRequest(f"{where}: col_indices are outside 0..{width - 1}")
     cells: NDArray[np.int64] = np.repeat(np.arange(rows, dtype=np.int64), counts) * width + columns

@@ -14,6 +14,7 @@ from tinsmith.errors import InvalidRequest, NotSupported, UserError
 from tinsmith.messages import ops
 from tinsmith.messages.failures import to_failed
 from tinsmith_gateway.wire import requests
+from tinsmith_gateway.wire.labels import check_metadata
 from tinsmith_gateway.wire.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def optim_step(raw: bytes) -> ops.OptimStep:
     """An AdamW step."""
     asked = requests.decode(raw, requests.OptimStep)
     if asked.optimizer_params is not None:
-        family = asked.optimizer_params.get("type")
+        family = str(asked.optimizer_params.get("type"))[:80]
         raise NotSupported(
             f"optimizer_params.type: {family!r} is not supported; send adam_params (AdamW)"
         )
@@ -141,8 +142,8 @@ def load_weights(raw: bytes) -> ops.LoadWeights:
 
 
 def _sorted(metadata: dict[str, str] | None) -> dict[str, str]:
-    """In one order: equal requests must give equal ops."""
-    return dict(sorted((metadata or {}).items()))
+    """In one order: equal requests must give equal ops. InvalidRequest when it is too much."""
+    return dict(sorted(check_metadata(metadata or {}).items()))
 
 
 def check_ttl(ttl_s: int | None) -> int | None:

@@ -1,0 +1,95 @@
+"""The commands of ``tinsmith keys``, their options and their help."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinsmith.cli.options import ConfigFile, DataDir  # noqa: TC001 - typer reads annotations
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from tinsmith.config import Config
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done
+  2  it could not be done: usage, configuration, broker, no such key"""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make, list and revoke API keys; every gateway knows within a second.\n\n"
+    "The installation is the broker of --config or TINSMITH_NATS_URL, or else the 'tinsmith up' "
+    "that runs in --data-dir. Keys from the configuration are valid besides, and not listed.",
+    epilog=EXIT_CODES,
+)
+
+
+@app.command(epilog=EXIT_CODES)
+def create(
+    owner: Annotated[str, typer.Argument(metavar="OWNER", show_default=False)],
+    project: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Project of the sessions that name none themselves."),
+    ] = None,
+    expires_days: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=36500, metavar="DAYS", help="Valid for so long [default: until revoked]."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a key and print it, once: only its digest is kept.
+
+    All keys of one owner reach the same runs, so that a key can be replaced by another.
+
+    \b
+    Examples:
+      tinsmith keys create alice
+      export TINKER_API_KEY=$(tinsmith keys create alice --expires-days 30)
+    """
+    from tinsmith.cli import key_commands as commands
+
+    def main(loaded: Config) -> Coroutine[Any, Any, None]:
+        return commands.create(loaded, owner, project=project, expires_days=expires_days)
+
+    sys.exit(commands.run("create", config, data_dir, main))
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(config: ConfigFile = None, data_dir: DataDir = None) -> None:
+    """List keys, the ended ones too: id, owner, project, when made, last characters, state.
+
+    \b
+    Example:
+      tinsmith keys list
+    """
+    from tinsmith.cli import key_commands as commands
+
+    sys.exit(commands.run("list", config, data_dir, commands.show))
+
+
+@app.command(epilog=EXIT_CODES)
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID|KEY", show_default=False)],
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """End a key for good, by its id in the list or by the key itself. Its owner's runs stay.
+
+    \b
+    Example:
+      tinsmith keys revoke 5f1c02ab9d3e
+    """
+    from tinsmith.cli import key_commands as commands
+
+    def main(loaded: Config) -> Coroutine[Any, Any, None]:
+        return commands.revoke(loaded, key)
+
+    sys.exit(commands.run("revoke", config, data_dir, main))
