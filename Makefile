@@ -10,7 +10,7 @@ WIRE   := services/gateway/tinsmith_gateway/proto
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-fault test-parity check bench bench-log bench-trainer bench-tenants bench-weights help clean proto
+.PHONY: demo test test-slow test-fault test-parity check bench bench-log bench-trainer bench-tenants bench-weights help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -20,7 +20,10 @@ demo: $(STAMP) ## train a real model through four services, and see what it lear
 	@$(BIN)/tinsmith demo
 
 test: $(STAMP) ## the tests: unit, contract, integration with a real broker and real processes
-	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(STAMP) ## those of them that take long
+	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile -m slow
 
 test-fault: $(STAMP) ## kills of every process at random, and what must survive them
 	@$(ENV) $(BIN)/python -m pytest -q tests/fault

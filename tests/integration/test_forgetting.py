@@ -14,7 +14,8 @@ import pytest
 from tests.integration.conftest import connect, start, stop
 from tests.integration.steps import datum, new_model, step
 
-pytestmark = pytest.mark.timeout(400)  # dozens of commands, each a process of its own
+# Dozens of commands, each a process of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LENGTH = 48
 LARGE = 700  # datums whose request is over the size that travels inline

@@ -31,7 +31,7 @@ PROMPT = T.ModelInput.from_ints([5, 6, 7, 8])
 FULL = '[sampler]\nlog = "full"\n'
 PATIENCE_S = 90.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,9 @@ def test_samples_of_the_base_model_are_their_sessions(logging_client, logging_se
     assert "compared 1 of 1 samples: 2 sequences" in ran.stdout
     header, line = shown.stdout.splitlines()
     assert header.split()[:3] == ["request", "kept", "weights"]
-    assert line.split()[:3] == [f"{session}:sample:0:0", "full", "base"]
+    request, *about = line.split()[:3]
+    assert request.startswith(f"{session}:sample:")
+    assert about == ["full", "base"]
 
 
 def test_show_tells_of_samples_but_not_what_they_say(logging_server, run):

@@ -324,7 +324,6 @@ def test_no_key_and_no_token_is_ever_logged(up):
     assert key not in said
 
 
-@pytest.mark.slow
 def test_all_four_services_of_a_model_come_up_and_leave_nothing(up, tmp_path):
     model = tiny_model.build(tmp_path / "model")
     models = f'[{{name = "tiny/llama", path = "{model}"}}]'

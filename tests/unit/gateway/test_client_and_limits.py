@@ -75,7 +75,8 @@ async def answer_one(rig, seen):
 
 async def test_the_client_exchanges_its_key_and_works_with_the_token(login, rig):
     def ask():
-        rest = tinker.RestClient()
+        # By an address of its own: connections are kept, and a later test may get the same port.
+        rest = tinker.RestClient(base_url=rig.url.replace("127.0.0.1", "localhost"))
         client = login()
         client.create_sampling_client(base_model=MODEL).result()
         answers = rest.whoami().result(), rest.list_sessions().result()

@@ -33,7 +33,7 @@ async def test_more_rows_than_there_are_places_take_turns_and_all_finish(start, 
     assert [bits(one) for one in made] == expected
 
 
-@pytest.mark.parametrize("length", [3, 100])
+@pytest.mark.parametrize("length", [3, pytest.param(100, marks=pytest.mark.slow)])
 async def test_more_tokens_than_there_is_room_for_take_turns_and_all_finish(
     start, monkeypatch, length
 ):
