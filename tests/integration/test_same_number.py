@@ -16,6 +16,8 @@ from tests.integration.conftest import connect
 from tests.integration.steps import new_model
 from tests.integration.test_wire import chunk
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0
 PROTOBUF = "application/x-protobuf"
 

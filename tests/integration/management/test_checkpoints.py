@@ -12,6 +12,8 @@ from tests.integration.steps import new_model, probe, step
 from tinsmith.messages.checkpoints import ChangeCheckpoint
 from tinsmith.messages.table import CHANGE_CHECKPOINT
 
+pytestmark = pytest.mark.slow
+
 SEEDS = itertools.count(100)
 
 

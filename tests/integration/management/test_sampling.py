@@ -9,6 +9,8 @@ from tests.integration.management.conftest import until
 from tests.integration.steps import new_model, step
 from tinker import types as T
 
+pytestmark = pytest.mark.slow
+
 PROMPT = T.ModelInput.from_ints([5, 6, 7])
 LONG = T.SamplingParams(max_tokens=1800, stop=[])
 SHORT = T.SamplingParams(max_tokens=4, temperature=0.0)

@@ -12,6 +12,8 @@ from tests.integration.management.conftest import until
 from tests.integration.steps import X, Y, new_model, step
 from tinker import types as T
 
+pytestmark = pytest.mark.slow
+
 PROMPT = T.ModelInput.from_ints([5, 6, 7])
 
 
