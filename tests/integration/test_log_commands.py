@@ -17,7 +17,7 @@ from tinsmith import ids
 from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus, Encoded
-from tinsmith.bus.log import GENESIS, subject_of
+from tinsmith.bus.log import subject_of
 from tinsmith.config import BusConfig, Config
 from tinsmith.errors import InvalidRequest
 from tinsmith.logbook import transfer
@@ -25,7 +25,7 @@ from tinsmith.logbook.broker import BrokerLogbook
 from tinsmith.logbook.file import FileLogbook
 from tinsmith.logbook.overview import overview
 from tinsmith.messages import ops
-from tinsmith.messages.base import BlobRef, encode
+from tinsmith.messages.base import GENESIS, BlobRef, encode
 from tinsmith.paths import DataDir
 from tinsmith.sealing import Seals
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from tinsmith.errors import BlobMissing, ServerError, StartupError, StorageFull
 from tinsmith.messages.base import BlobRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from obstore.store import ObjectStore
 
@@ -89,14 +90,8 @@ class BlobStore:
             BlobMissing: they are absent, or not the bytes that were stored.
             ServerError: the store cannot be read now; it may come back.
         """
-        try:
+        with self._reading(ref):
             data = await asyncio.to_thread(self._read, _key(ref))
-        except FileNotFoundError as exc:
-            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
-            raise BlobMissing(msg) from exc
-        except (OSError, obstore.exceptions.BaseError) as exc:
-            msg = f"blob store {self._where} cannot be read: {exc}"
-            raise ServerError(msg) from exc
         if len(data) != ref.size or await _digest(data) != ref.blake3:
             msg = f"blob {ref.blake3} in {self._where} is damaged: its bytes have another digest"
             raise BlobMissing(msg)
@@ -113,17 +108,23 @@ class BlobStore:
             yield await self._part(ref, first, min(first + READ_BYTES, end))
 
     async def _part(self, ref: BlobRef, start: int, end: int) -> bytes:
-        try:
+        with self._reading(ref):
             part = await asyncio.to_thread(
                 obstore.get_range, self._store, _key(ref), start=start, end=end
             )
+        return bytes(part)
+
+    @contextmanager
+    def _reading(self, ref: BlobRef) -> Iterator[None]:
+        """Says in our words why the bytes of ``ref`` cannot be read."""
+        try:
+            yield
         except FileNotFoundError as exc:
             msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
             raise BlobMissing(msg) from exc
         except (OSError, obstore.exceptions.BaseError) as exc:
             msg = f"blob store {self._where} cannot be read: {exc}"
             raise ServerError(msg) from exc
-        return bytes(part)
 
     def _read(self, key: str) -> bytes:
         return bytes(obstore.get(self._store, key).bytes())

@@ -14,10 +14,10 @@ import structlog
 from blake3 import blake3
 
 from tinsmith import ids
-from tinsmith.bus.history import stretch
+from tinsmith.bus.history import kept, stretch
 from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, at, last, publish
 from tinsmith.messages.anchors import Anchor, Head
-from tinsmith.messages.base import decoder, encode
+from tinsmith.messages.base import GENESIS, decoder, encode
 from tinsmith.messages.table import ANCHOR_STREAM, ANCHOR_TEMPLATE, LOG_STREAM, LOG_TEMPLATE
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-GENESIS = "0" * 64
 MAX_HEADS = 2000  # some 500 KB; what more logs have grown goes into the next anchor
 
 _ANCHORS = decoder(Anchor)
@@ -52,12 +51,8 @@ class Anchors:
 
     async def stored(self) -> AsyncIterator[tuple[str, bytes]]:
         """Subject and bytes of every anchor, up to the present last."""
-        every = ANCHOR_TEMPLATE.wildcard
-        if (end := await last(self._js, ANCHOR_STREAM, every)) is not None:
-            async for msg in stretch(
-                self._connection, ANCHOR_STREAM, every, first=1, last=end.seq or 0
-            ):
-                yield msg.subject, msg.data
+        async for msg in kept(self._connection, ANCHOR_STREAM, ANCHOR_TEMPLATE.wildcard):
+            yield msg.subject, msg.data
 
     async def anchor(self) -> int:
         """Anchor all entries of all logs up to the present last; how many anchors that took.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tinsmith.bus.history import stretch
-from tinsmith.bus.wire import last, publish
+from tinsmith.bus.history import kept
+from tinsmith.bus.wire import publish
 from tinsmith.messages.base import decoder, encode
 from tinsmith.messages.services import AuditEntry
 from tinsmith.messages.table import AUDIT_STREAM, AUDIT_TEMPLATE
@@ -36,10 +36,7 @@ class AuditTrail:
     async def of_day(self, owner: str, day: date, topic: str = "*") -> list[AuditEntry]:
         """The entries of one owner and day (UTC), oldest first; ``topic`` may be ``*``."""
         subject = _subject(owner, day, topic)
-        end = await last(self._connection[1], AUDIT_STREAM, subject)
-        if end is None:
-            return []
-        found = stretch(self._connection, AUDIT_STREAM, subject, first=1, last=end.seq or 0)
+        found = kept(self._connection, AUDIT_STREAM, subject)
         return [_ENTRIES.decode(msg.data) async for msg in found]
 
 

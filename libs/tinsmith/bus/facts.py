@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tinsmith import ids
-from tinsmith.bus.history import stretch
-from tinsmith.bus.wire import following, last
+from tinsmith.bus.history import kept
+from tinsmith.bus.wire import following
 from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import Failed, decoder
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE, RESULT_STREAM, RESULT_TEMPLATE
@@ -96,14 +96,18 @@ class Facts:
     async def of_log(self, *, first: int, model: str = "*") -> AsyncIterator[Fact]:
         """Of training, from the stream sequence ``first`` to the present last; of one model."""
         subject = LOG_TEMPLATE.subject(model=ids.token(model), kind="op", number="*")
-        async for msg in self._headers(LOG_STREAM, subject, first):
+        async for msg in kept(
+            self._connection, LOG_STREAM, subject, first=first, headers_only=True
+        ):
             *_, target, _, seq = msg.subject.split(".")
             yield _fact(msg, target, seq)
 
     async def of_results(self, *, first: int, sampler: str = "*") -> AsyncIterator[Fact]:
         """Of sampling, as above; of one sampling session."""
         subject = RESULT_TEMPLATE.subject(sampler=ids.token(sampler), seq="*")
-        async for msg in self._headers(RESULT_STREAM, subject, first):
+        async for msg in kept(
+            self._connection, RESULT_STREAM, subject, first=first, headers_only=True
+        ):
             *_, target, seq = msg.subject.split(".")
             yield _fact(msg, target, seq)
 
@@ -117,45 +121,31 @@ class Facts:
         found = await following(self._connection[1], RESULT_STREAM, subject, after)
         if found is None:
             return None
-        told = (found.headers or {}).get(HEADER)
         return Fact(
             stream_seq=found.seq or 0,
             at_s=0.0 if found.time is None else found.time.timestamp(),
             target=sampler_id,
             seq=int((found.subject or "").rpartition(".")[2]),
-            costs=None if told is None else msgspec.json.decode(told, type=Costs),
+            costs=_costs(found.headers),
         )
 
     async def states(self, *, first: int) -> AsyncIterator[tuple[int, StateSaved]]:
         """Every saved state in the log, with its stream sequence; in order, as above."""
         subject = LOG_TEMPLATE.subject(model="*", kind="state", number="*")
-        end = await last(self._connection[1], LOG_STREAM, subject)
-        if end is not None and (end.seq or 0) >= first:
-            async for msg in stretch(
-                self._connection, LOG_STREAM, subject, first=first, last=end.seq or 0
-            ):
-                yield msg.metadata.sequence.stream, _STATES.decode(msg.data)
-
-    async def _headers(self, stream: str, subject: str, first: int) -> AsyncIterator[Msg]:
-        end = await last(self._connection[1], stream, subject)
-        if end is not None and (end.seq or 0) >= first:
-            async for msg in stretch(
-                self._connection,
-                stream,
-                subject,
-                first=first,
-                last=end.seq or 0,
-                headers_only=True,
-            ):
-                yield msg
+        async for msg in kept(self._connection, LOG_STREAM, subject, first=first):
+            yield msg.metadata.sequence.stream, _STATES.decode(msg.data)
 
 
 def _fact(msg: Msg, target: str, seq: str) -> Fact:
-    told = (msg.headers or {}).get(HEADER)
     return Fact(
         stream_seq=msg.metadata.sequence.stream,
         at_s=msg.metadata.timestamp.timestamp(),
         target=ids.of_token(target),
         seq=int(seq),
-        costs=None if told is None else msgspec.json.decode(told, type=Costs),
+        costs=_costs(msg.headers),
     )
+
+
+def _costs(headers: dict[str, str] | None) -> Costs | None:
+    told = (headers or {}).get(HEADER)
+    return None if told is None else msgspec.json.decode(told, type=Costs)

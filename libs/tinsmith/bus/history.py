@@ -11,6 +11,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
+from tinsmith.bus.wire import last as last_message
 from tinsmith.errors import BrokerUnavailable, NotFound
 
 if TYPE_CHECKING:
@@ -55,6 +56,24 @@ async def stretch(
             first = msg.metadata.sequence.stream + 1
         if len(batch) < BATCH:
             consumer = ""
+
+
+async def kept(
+    connection: tuple[Client, JetStreamContext],
+    stream: str,
+    subject: str,
+    *,
+    first: int = 1,
+    headers_only: bool = False,
+) -> AsyncIterator[Msg]:
+    """As ``stretch``, up to the last message that is there at the beginning; maybe none."""
+    end = await last_message(connection[1], stream, subject)
+    if end is not None:
+        through = end.seq or 0
+        async for msg in stretch(
+            connection, stream, subject, first=first, last=through, headers_only=headers_only
+        ):
+            yield msg
 
 
 async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[Msg]:

@@ -18,10 +18,10 @@ from blake3 import blake3
 from tinsmith import ids
 from tinsmith.bus.claims import INLINE_BYTES
 from tinsmith.bus.facts import headers_of, op_costs
-from tinsmith.bus.history import count, stretch, subjects
+from tinsmith.bus.history import count, kept, subjects
 from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
 from tinsmith.errors import Fenced
-from tinsmith.messages.base import BlobRef, decoder, encode
+from tinsmith.messages.base import GENESIS, BlobRef, decoder, encode
 from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record, StateSaved
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
 from tinsmith.sealing.seal import PLAIN, aside, suited
@@ -41,7 +41,6 @@ _ENTRIES = decoder(LogEntry)
 _RESULTS = decoder(OpResult)
 _OPS = decoder(Op)
 
-GENESIS = "0" * 64
 KINDS = ("own", "op", "state")
 FOLLOW_POLL_S = 1.0
 COMMIT_PATIENCE_S = 600.0  # a finished step is worth waiting for the broker
@@ -146,12 +145,8 @@ class CommitLog:
 
     async def stored(self, model_id: str, *, start: int = 1) -> AsyncIterator[tuple[str, bytes]]:
         """Subject and bytes of every entry from stream sequence ``start`` to the present last."""
-        end = await last(self._js, LOG_STREAM, _subject(model_id))
-        if end is not None:
-            async for msg in stretch(
-                self._connection, LOG_STREAM, _subject(model_id), first=start, last=end.seq or 0
-            ):
-                yield msg.subject, msg.data
+        async for msg in kept(self._connection, LOG_STREAM, _subject(model_id), first=start):
+            yield msg.subject, msg.data
 
     async def follow(self, model_id: str) -> AsyncIterator[tuple[str, bytes]]:
         """As ``stored``, and then every entry that is appended, until the caller stops.
@@ -161,15 +156,12 @@ class CommitLog:
         """
         first = 1
         while True:
-            end = await last(self._js, LOG_STREAM, _subject(model_id))
-            if end is None or (end.seq or 0) < first:
-                await asyncio.sleep(FOLLOW_POLL_S)
-                continue
-            async for msg in stretch(
-                self._connection, LOG_STREAM, _subject(model_id), first=first, last=end.seq or 0
-            ):
+            before = first
+            async for msg in kept(self._connection, LOG_STREAM, _subject(model_id), first=first):
                 yield msg.subject, msg.data
-            first = (end.seq or 0) + 1
+                first = msg.metadata.sequence.stream + 1
+            if first == before:
+                await asyncio.sleep(FOLLOW_POLL_S)
 
     async def newest(self, model_id: str) -> list[tuple[str, bytes]]:
         """Subject and bytes of the newest entry of each kind, oldest first."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tinsmith import ids
 from tinsmith.bus.claims import check_in, resolve
-from tinsmith.bus.history import count, stretch
-from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
+from tinsmith.bus.history import count, kept
+from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, publish
 from tinsmith.messages.table import SAMPLE_LOG_STREAM, SAMPLE_LOG_TEMPLATE
 
 if TYPE_CHECKING:
@@ -64,25 +64,16 @@ class SampleLog:
             BlobMissing: those of a large one are not in the blob store.
             BrokerUnavailable: the broker was silent for too long.
         """
-        subject = _filter(run)
-        end = await last(self._js, SAMPLE_LOG_STREAM, subject)
-        if end is not None:
-            async for msg in stretch(
-                self._connection, SAMPLE_LOG_STREAM, subject, first=1, last=end.seq or 0
-            ):
-                _, data = await resolve(msg, self._blobs)
-                yield msg.subject, data
+        async for msg in kept(self._connection, SAMPLE_LOG_STREAM, _filter(run)):
+            _, data = await resolve(msg, self._blobs)
+            yield msg.subject, data
 
     async def since(self, first: int) -> AsyncIterator[tuple[int, bytes]]:
         """Stream sequence and bytes of every run's records from ``first`` on; else as above."""
         every = SAMPLE_LOG_TEMPLATE.wildcard
-        end = await last(self._js, SAMPLE_LOG_STREAM, every)
-        if end is not None and (end.seq or 0) >= first:
-            async for msg in stretch(
-                self._connection, SAMPLE_LOG_STREAM, every, first=first, last=end.seq or 0
-            ):
-                _, data = await resolve(msg, self._blobs)
-                yield msg.metadata.sequence.stream, data
+        async for msg in kept(self._connection, SAMPLE_LOG_STREAM, every, first=first):
+            _, data = await resolve(msg, self._blobs)
+            yield msg.metadata.sequence.stream, data
 
     async def count(self, run: str) -> int:
         """How many records ``run`` has now."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
-from tinsmith.logbook.entry import GENESIS, LogDamaged, place_of
+from tinsmith.logbook.entry import LogDamaged, place_of
 from tinsmith.logbook.text import plain
 from tinsmith.messages import ops
 from tinsmith.messages.anchors import Anchor, Anchored
-from tinsmith.messages.base import decoder
+from tinsmith.messages.base import GENESIS, decoder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

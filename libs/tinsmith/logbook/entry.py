@@ -12,9 +12,6 @@ from tinsmith.errors import ServerError
 from tinsmith.messages.base import decoder
 from tinsmith.messages.ops import LogEntry, Owned, Record, StateSaved
 
-GENESIS = "0" * 64
-"""The ``prev_blake3`` of a log's first entry."""
-
 _ENTRIES = decoder(LogEntry)
 
 

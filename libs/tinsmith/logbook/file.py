@@ -13,8 +13,9 @@ from tinsmith.errors import BlobMissing, InvalidRequest, NotFound, SealBroken, U
 from tinsmith.ids import check_model_id
 from tinsmith.logbook.anchors import Chain
 from tinsmith.logbook.container import CHUNK_BYTES, Kind, Part, PartDamaged, read_part, scan
-from tinsmith.logbook.entry import GENESIS, Entry, LogDamaged, place_after, place_of
+from tinsmith.logbook.entry import Entry, LogDamaged, place_after, place_of
 from tinsmith.messages.anchors import Anchored
+from tinsmith.messages.base import GENESIS
 from tinsmith.messages.ops import Record
 from tinsmith.messages.registry import ForgottenRun
 from tinsmith.sealing import ClosedSeal, KeySeal

@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
-from tinsmith.logbook.entry import GENESIS, LogDamaged, place_of
+from tinsmith.logbook.entry import LogDamaged, place_of
 from tinsmith.messages import ops
-from tinsmith.messages.base import Failed
+from tinsmith.messages.base import GENESIS, Failed
 
 if TYPE_CHECKING:
     from tinsmith.logbook.entry import Entry

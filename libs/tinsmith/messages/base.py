@@ -45,6 +45,10 @@ class BlobRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size: int
 
 
+GENESIS = "0" * 64
+"""What a hash chain's first entry has in the place of the digest of the one before it."""
+
+
 class Failed(Message, frozen=True, kw_only=True):
     """The outcome of any request that could not be served; ``message`` is for its sender."""
 

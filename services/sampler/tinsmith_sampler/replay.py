@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from typing import TYPE_CHECKING
 
 from tinsmith.errors import InvalidRequest, NotFound
+from tinsmith.logbook.replay_output import conclude, warn
 from tinsmith.logbook.samples import open_samples
-from tinsmith.logbook.text import plain
 from tinsmith_sampler import replay_report
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from tinsmith.logbook.samples import Samples
     from tinsmith_sampler.replay_report import Summary
     from tinsmith_sampler.replaying import Survey
-
-EXIT_EQUAL = 0
-EXIT_DIVERGED = 1
 
 
 def main(options: Options, config: Config) -> int:
@@ -34,8 +30,7 @@ def main(options: Options, config: Config) -> int:
     """
     summary = asyncio.run(_replay(options, config))
     render = replay_report.to_json if options.is_json else replay_report.to_text
-    sys.stdout.write(render(summary) + "\n")
-    return EXIT_EQUAL if summary.divergence is None else EXIT_DIVERGED
+    return conclude(render(summary), is_equal=summary.divergence is None)
 
 
 async def _replay(options: Options, config: Config) -> Summary:
@@ -59,7 +54,7 @@ async def replay(run: str, samples: Samples, options: Options, config: Config) -
             choice,
             tolerance=options.tolerance,
             on_sample=on_sample,
-            on_doubt=_warn,
+            on_doubt=warn,
         )
         findings = await doing.run(surveyed.settings, config)
     return replay_report.summarise(run, surveyed, choice, findings, options.tolerance)
@@ -76,7 +71,3 @@ def _require_content(run: str, surveyed: Survey) -> None:
             f"samples: the {surveyed.samples} of {run} are logged by their digests only, so that "
             'none can be drawn again; set sampler.log = "full" to keep prompts and answers'
         )
-
-
-def _warn(doubt: str) -> None:
-    sys.stderr.write(f"tinsmith replay: warning: {plain(doubt)}\n")

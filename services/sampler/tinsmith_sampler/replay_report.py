@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tinsmith.logbook import replay_output
 from tinsmith.logbook.text import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from tinsmith_sampler.replaying import Choice, Findings, Survey
 
@@ -119,20 +118,6 @@ def _scope(summary: Summary) -> list[str]:
     return lines
 
 
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; call what it gives after every sample."""
-    columns = (
-        TextColumn("Drawing again"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("samples,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+def progress(total: int) -> AbstractContextManager[Callable[[], None]]:
+    """How far it is in ``total`` samples; see ``replay_output``."""
+    return replay_output.progress("Drawing again", "samples", total)

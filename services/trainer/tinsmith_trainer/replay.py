@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from tinsmith.errors import InvalidRequest
 from tinsmith.logbook.broker import BrokerLogbook
+from tinsmith.logbook.replay_output import conclude, warn
 from tinsmith.logbook.source import open_run
-from tinsmith.logbook.text import plain
 from tinsmith_trainer import replay_report, segments
 from tinsmith_trainer.outline import read_outline
 from tinsmith_trainer.segments import Sample, Stretch
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tinsmith_trainer.segments import Plan
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-EXIT_EQUAL = 0
-EXIT_DIVERGED = 1
 
 
 def main(options: Options, config: Config) -> int:
@@ -42,8 +40,7 @@ def main(options: Options, config: Config) -> int:
     """
     summary = asyncio.run(_replay(options, config))
     render = replay_report.to_json if options.is_json else replay_report.to_text
-    sys.stdout.write(render(summary) + "\n")
-    return EXIT_EQUAL if summary.divergence is None else EXIT_DIVERGED
+    return conclude(render(summary), is_equal=summary.divergence is None)
 
 
 async def _replay(options: Options, config: Config) -> Summary:
@@ -63,7 +60,7 @@ async def replay(run: str, logbook: Logbook, options: Options, config: Config) -
     async with open_workbench(outline.environments, config, logbook) as bench:
         doubts = departures(outline.environments, bench.environment)
         for doubt in doubts:
-            sys.stderr.write(f"tinsmith replay: warning: {plain(doubt)}\n")
+            warn(doubt)
         with replay_report.progress(None if options.is_following else plan.ops) as on_op:
             doing = Replay(run, logbook, bench, plan, tolerance=options.tolerance, on_op=on_op)
             if options.is_following:

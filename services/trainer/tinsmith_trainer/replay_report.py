@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
+from tinsmith.logbook import replay_output
 from tinsmith.logbook.text import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from tinsmith.cli.replay import Options
     from tinsmith_trainer.replaying import Divergence, Findings
@@ -173,24 +165,6 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed or 0:.1f} ops/s,")
 
 
-@contextmanager
-def progress(total: int | None) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; call what it gives after every op.
-
-    ``total`` is the number of ops; None when there is no end to them.
-    """
-    columns = (
-        TextColumn("Replaying"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("ops,"),
-        _Rate(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+def progress(total: int | None) -> AbstractContextManager[Callable[[], None]]:
+    """How far it is in ``total`` ops, or in those without an end; see ``replay_output``."""
+    return replay_output.progress("Replaying", "ops", total, _Rate())

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from tinsmith.errors import UserError
 from tinsmith.logbook import DigestMismatch, op_of, result_of
 from tinsmith.logbook.differences import NO_GAP, Comparison, Difference, Gap
-from tinsmith.logbook.entry import GENESIS
 from tinsmith.messages import ops
-from tinsmith.messages.base import Failed
+from tinsmith.messages.base import GENESIS, Failed
 from tinsmith_trainer import repeating
 from tinsmith_trainer.executor import tokens_of
 from tinsmith_trainer.repeating import between_states

@@ -11,10 +11,9 @@ from blake3 import blake3
 from tinsmith import ids
 from tinsmith.bus import Encoded
 from tinsmith.bus.claims import INLINE_BYTES
-from tinsmith.bus.log import GENESIS
 from tinsmith.errors import Fenced
 from tinsmith.messages import ops
-from tinsmith.messages.base import Tensor, encode
+from tinsmith.messages.base import GENESIS, Tensor, encode
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,10 @@ from tinsmith.errors import BlobMissing
 from tinsmith.logbook import Entry
 from tinsmith.logbook.anchors import Chain
 from tinsmith.logbook.container import Kind, pack_part
-from tinsmith.logbook.entry import GENESIS
 from tinsmith.logbook.file import Cover, End, FileLogbook
 from tinsmith.logbook.verify import Verification
 from tinsmith.messages import ops
-from tinsmith.messages.base import BlobRef, Failed, Tensor, encode
+from tinsmith.messages.base import GENESIS, BlobRef, Failed, Tensor, encode
 from tinsmith.sealing import PLAIN
 
 MODEL = f"{'a' * 26}:train:0"

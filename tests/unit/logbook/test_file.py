@@ -21,9 +21,8 @@ from tests.unit.logbook.made import (
 from tinsmith.errors import BlobMissing, InvalidRequest, NotFound
 from tinsmith.logbook import Entry, LogDamaged, transfer
 from tinsmith.logbook.container import HEADER, LIMITS, Kind, pack_part, zstd
-from tinsmith.logbook.entry import GENESIS
 from tinsmith.logbook.file import Cover, End, FileLogbook
-from tinsmith.messages.base import BlobRef, encode
+from tinsmith.messages.base import GENESIS, BlobRef, encode
 
 RUN = a_run()
 PARTS = parts_of_file(RUN)

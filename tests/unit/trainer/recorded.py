@@ -9,9 +9,8 @@ from blake3 import blake3
 
 from tinsmith.errors import BlobMissing, UserError
 from tinsmith.logbook import Entry
-from tinsmith.logbook.entry import GENESIS
 from tinsmith.messages import ops
-from tinsmith.messages.base import BlobRef, Failed, decoder, encode
+from tinsmith.messages.base import GENESIS, BlobRef, Failed, decoder, encode
 from tinsmith.messages.failures import to_failed
 from tinsmith_trainer import base_model
 from tinsmith_trainer.checkpoint_files import refs, to_files
