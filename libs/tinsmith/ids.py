@@ -24,6 +24,7 @@ _MODEL_RE = re.compile(rf"({_SESSION}):train:({_NUMBER})")
 _SAMPLER_RE = re.compile(rf"({_SESSION}):sample:({_NUMBER})")
 _FUTURE_RE = re.compile(rf"({_SESSION}):(train|sample):({_NUMBER}):({_NUMBER})")
 _NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_PROJECT_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}")
 _PATH_RE = re.compile(rf"tinker://({_SESSION}:train:(?:{_NUMBER}))/([a-z_]+)/([^/]+)")
 
 
@@ -103,6 +104,11 @@ def check_name(text: str) -> str:
             "or '-', starting with a letter or digit"
         )
     return text
+
+
+def is_project(text: str) -> bool:
+    """Whether ``text`` can name a project."""
+    return _PROJECT_RE.fullmatch(text) is not None
 
 
 def parse_path(text: str) -> CheckpointPath:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from tests.parity import runs
 from tests.parity.independent import Script
 from tests.parity.tenants import EngineTenant
@@ -13,19 +12,10 @@ from tests.parity.tenants import EngineTenant
 from tinsmith.testing import tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 SFT_STEPS, RL_STEPS = 50, 20
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=FAMILIES)

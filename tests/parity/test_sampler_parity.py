@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from tests.unit.sampler.engines import running
 from tests.unit.sampler.examples import prompt, row, scoring
 from tests.unit.trainer import references
@@ -19,7 +18,6 @@ from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.engine import TrainingEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 FORMS = [
@@ -31,14 +29,6 @@ FORMS = [
 ]
 """Family, quantisation, dtype, and how far log-probabilities may differ. In bfloat16 that is what
 two ways to order the same sums make of eight bits; a mixture may send a token elsewhere."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("family", "quantization", "dtype", "close"), FORMS)

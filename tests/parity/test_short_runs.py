@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from tests.parity import runs
 from tests.parity.independent import Script
 from tests.parity.tenants import EngineTenant
@@ -13,16 +12,7 @@ from tests.parity.tenants import EngineTenant
 from tinsmith.testing import tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])

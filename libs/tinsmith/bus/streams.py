@@ -49,31 +49,39 @@ def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamCon
     )
 
 
+def _append_only(
+    name: str, row: table.Row, *, max_bytes: int = -1, max_age_s: float = 0
+) -> StreamConfig:
+    """Nothing can be taken from it; when there is a limit, the oldest makes room."""
+    return StreamConfig(
+        name=name,
+        subjects=[row.wildcard],
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW if max_bytes < 0 else DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=max_age_s,
+        deny_delete=True,
+        deny_purge=True,
+        compression=StoreCompression.S2,
+        allow_direct=True,
+    )
+
+
 def configs(settings: BusConfig) -> list[StreamConfig]:
     """All streams, with the copies and limits in ``settings``."""
     wanted = [
         _work_queue(table.OPS.stream, table.OPS),
         _work_queue(table.PLACEMENTS.stream, table.PLACEMENTS),
         _work_queue(table.SAMPLES.stream, table.SAMPLES, max_age_s=SAMPLE_AGE_S),
-        StreamConfig(
-            name=table.LOG_STREAM,
-            subjects=[table.LOG_TEMPLATE.wildcard],
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,  # a full log stops training rather than forget
-            deny_delete=True,
-            deny_purge=True,
-            compression=StoreCompression.S2,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=table.ANCHOR_STREAM,
-            subjects=[table.ANCHOR_TEMPLATE.wildcard],
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,
-            deny_delete=True,
-            deny_purge=True,
-            compression=StoreCompression.S2,
-            allow_direct=True,
+        # Full, these two stop training rather than forget.
+        _append_only(table.LOG_STREAM, table.LOG_TEMPLATE),
+        _append_only(table.ANCHOR_STREAM, table.ANCHOR_TEMPLATE),
+        # Sampling goes on, whatever was sampled long ago.
+        _append_only(
+            table.SAMPLE_LOG_STREAM,
+            table.SAMPLE_LOG_TEMPLATE,
+            max_bytes=settings.sample_log_bytes,
+            max_age_s=settings.sample_log_days * DAY_S,
         ),
         StreamConfig(
             name=table.RESULT_STREAM,
@@ -84,18 +92,6 @@ def configs(settings: BusConfig) -> list[StreamConfig]:
             discard_new_per_subject=True,
             max_age=RESULT_AGE_S,
             max_bytes=8 * GIB,
-            allow_direct=True,
-        ),
-        StreamConfig(
-            name=table.SAMPLE_LOG_STREAM,
-            subjects=[table.SAMPLE_LOG_TEMPLATE.wildcard],
-            storage=StorageType.FILE,
-            discard=DiscardPolicy.OLD,  # sampling goes on, whatever was sampled long ago
-            max_bytes=settings.sample_log_bytes,
-            max_age=settings.sample_log_days * DAY_S,
-            deny_delete=True,
-            deny_purge=True,
-            compression=StoreCompression.S2,
             allow_direct=True,
         ),
         StreamConfig(

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tinsmith import config, keys, logs
+from tinsmith import config, ids, keys, logs
 from tinsmith.bus.views import View
 from tinsmith.errors import InvalidRequest, NotFound, TinsmithError
 from tinsmith.logbook.installation import connect
@@ -31,7 +31,6 @@ OK, FAILED = 0, 2
 SHORT_DIGITS = 12  # of a digest: the id of a key in the list
 _DAY_NS = 86_400 * 10**9
 _ID = re.compile(rf"[0-9a-f]{{{keys.MIN_DIGITS},64}}")
-_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}")  # as gateways take it
 _ROW = "{:<12}  {:<16}  {:<16}  {:<16}  {:<4}  {}"
 
 
@@ -55,7 +54,7 @@ async def create(
 ) -> None:
     """Standard output gets the key and nothing else."""
     name = keys.check_owner(owner)
-    if project is not None and _PROJECT.fullmatch(project) is None:
+    if project is not None and not ids.is_project(project):
         raise InvalidRequest(
             f"--project: {project[:80]!r} cannot name a project; use 1 to 128 letters, digits or "
             "'_.:@-', starting with a letter or digit"

@@ -200,40 +200,11 @@ METER = Entity("meter.{id}", registry.MeterMark, "how far the meter has read")
 SECRETS = Entity("secret.{id}", registry.Secret, "what the gateways share")
 API_KEYS = Entity("apikey.{id}", registry.ApiKey, "API keys, by their digest")
 
-RPCS: tuple[Rpc[Any, Any], ...] = (
-    COMMIT_CHECKPOINT,
-    GET_CHECKPOINT,
-    CHANGE_CHECKPOINT,
-    DELETE_CHECKPOINT,
-    COPY_CHECKPOINT,
-    TOKENIZE_TEXT,
-    RENDER_CHAT,
-    SPELL_TOKENS,
-)
-QUEUES: tuple[Queue[Any], ...] = (OPS, PLACEMENTS, SAMPLES)
-EVENTS: tuple[Event[Any], ...] = (
-    OP_DONE,
-    SAMPLE_READY,
-    TOKENS_DRAWN,
-    SERVICE_ALIVE,
-    SESSION_ALIVE,
-    SAMPLE_CANCELLED,
-)
-ENTITIES: tuple[Entity[Any], ...] = (
-    SESSIONS,
-    RUNS,
-    SAMPLERS,
-    CHECKPOINTS,
-    SERVED,
-    MASTER_KEYS,
-    RUN_KEYS,
-    FORGOTTEN_RUNS,
-    DISCARDED,
-    USAGE,
-    METER,
-    SECRETS,
-    API_KEYS,
-)
+_ROWS = tuple(globals().values())
+RPCS: tuple[Rpc[Any, Any], ...] = tuple(row for row in _ROWS if isinstance(row, Rpc))
+QUEUES: tuple[Queue[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Queue))
+EVENTS: tuple[Event[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Event))
+ENTITIES: tuple[Entity[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Entity))
 StreamKind = Literal[
     "work queue", "append only", "append only, oldest first out", "expiring", "last value"
 ]

@@ -5,25 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
+from tests.threads import one_thread
 from tests.unit.sampler.engines import running
 from tests.unit.sampler.oracles import Oracle, adapter_files, save_adapter
 
 from tinsmith.testing import tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tinsmith_sampler.torch_engine import TorchEngine
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread"]
 
 
 @pytest.fixture(scope="session")

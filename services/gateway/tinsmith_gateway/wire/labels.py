@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tinsmith import ids
 from tinsmith.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 MAX_METADATA_BYTES = 64 << 10  # it is kept in the memory of every gateway
 MAX_METADATA_LEVELS = 16
-_PROJECT_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}")
 
 
 def check_project(text: str, field: str = "project_id") -> str:
     """``text`` itself when it can name a project; InvalidRequest otherwise."""
-    if _PROJECT_RE.fullmatch(text) is None:
+    if not ids.is_project(text):
         raise InvalidRequest(
             f"{field}: {text[:80]!r} cannot name a project; use 1 to 128 letters, digits or "
             "'_.:@-', starting with a letter or digit (TINKER_PROJECT_ID sets it)"
