@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tinsmith import ids
 from tinsmith.messages.table import SAMPLE_READY
-from tinsmith_gateway.waiters import Waiters
+from tinsmith_gateway.waiters import Waiters, wait_for
 
 if TYPE_CHECKING:
     from tinsmith.bus import Bus
@@ -72,11 +72,7 @@ class Completions:
                 if found.facts or left_s <= 0 or self._is_closing:
                     return found
                 after = found.cursor
-                try:
-                    async with asyncio.timeout(min(left_s, self._config.recheck_s)):
-                        await woken.wait()
-                except TimeoutError:
-                    continue
+                await wait_for(woken, min(left_s, self._config.recheck_s))
 
     async def _look(self, sampler_id: str, clone: int, after: int) -> Completed:
         found: list[Fact] = []

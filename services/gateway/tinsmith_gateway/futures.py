@@ -14,7 +14,7 @@ from tinsmith import ids
 from tinsmith.errors import BrokerUnavailable, NotFound
 from tinsmith.messages.base import Failed
 from tinsmith.messages.table import OP_DONE, SAMPLE_READY
-from tinsmith_gateway.waiters import Waiters
+from tinsmith_gateway.waiters import Waiters, wait_for
 from tinsmith_gateway.wire import results
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Futures:
                 return found
             # Spread out: polls that came together would otherwise look together for ever.
             pause_s = self._config.recheck_s * random.uniform(0.5, 1.5)
-            await _wait_for(woken, min(left_s, pause_s))
+            await wait_for(woken, min(left_s, pause_s))
 
     async def _look(self, work: Work, *, is_first: bool) -> Payload | Pending:
         try:
@@ -180,11 +180,3 @@ def _why_queued(place: QueuePlace) -> str | None:
         f"the trainer is busy with other models: {place.turns} of their turns "
         f"({place.tokens} tokens) come before the next one of this model"
     )
-
-
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return

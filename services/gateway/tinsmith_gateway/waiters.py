@@ -41,3 +41,12 @@ class Waiters:
         """Sets all events."""
         for request_id in tuple(self._events):
             self.wake(request_id)
+
+
+async def wait_for(event: asyncio.Event, timeout_s: float) -> None:
+    """Until ``event`` is set, or for ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -232,13 +232,6 @@ class Executor:
             return _failure(exc, log)
 
 
-def tokens_of(body: ops.OpBody) -> int:
-    """What an op costs on the torch thread, in tokens."""
-    if not isinstance(body, ops.ForwardBackward):
-        return 0
-    return sum(datum.tokens.shape[0] if datum.tokens.shape else 0 for datum in body.data)
-
-
 def _failure(exc: Exception, log: BoundLogger) -> Failed:
     failed = to_failed(exc)
     if failed.category == "user":

@@ -14,7 +14,6 @@ from tinsmith.logbook.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith.messages import ops
 from tinsmith.messages.base import GENESIS, Failed
 from tinsmith_trainer import repeating
-from tinsmith_trainer.executor import tokens_of
 from tinsmith_trainer.repeating import between_states
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class Replay:
             self.findings.not_repeated[kind] += 1
             return None
         found = await repeating.repeat(self._bench, op, result)
-        self.findings.tokens += tokens_of(op.body)
+        self.findings.tokens += _tokens(op.body)
         if not is_compared:
             self.findings.led_up += 1
             return Comparison(tolerance=math.inf).first(result, found)  # did it end as it had?
@@ -211,3 +210,9 @@ def _divergence(
     if difference is None:
         return None
     return Divergence(seq, str(type(where).__struct_config__.tag), difference)
+
+
+def _tokens(body: ops.OpBody) -> int:
+    if not isinstance(body, ops.ForwardBackward):
+        return 0
+    return sum(datum.tokens.shape[0] if datum.tokens.shape else 0 for datum in body.data)
