@@ -102,10 +102,11 @@ def test_killed_at_random_every_run_ends_as_if_it_had_been_alone(tmp_path, model
     logs = [asyncio.run(read_log(server, model.model_id)) for model in (*models, *alone)]
     audits = [audit(server, "log", "verify", "--all")]
     audits += [audit(server, "replay", model.model_id) for model in models]
+    audits += [audit(server, "replay", models[0].model_id, "--alone")]
     clients.close()
     stop(server)
 
     assert losses == undisturbed, killed
-    assert [done.returncode for done in audits] == [0] * 4, audits
+    assert [done.returncode for done in audits] == [0] * 5, audits
     assert [seqs for seqs, _ in logs] == [list(range(2 * STEPS + 1))] * 6
     assert [state for _, state in logs[:3]] == [state for _, state in logs[3:]]
