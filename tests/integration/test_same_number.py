@@ -42,10 +42,12 @@ def second_gateway(server):
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         lines = map(json.loads, process.stderr)
         url = next(line["url"] for line in lines if line.get("event") == "ready")
-        yield replace(server, base_url=url)
-        process.terminate()
-        for _ in lines:  # what it says until its end must find a reader
-            pass
+        try:
+            yield replace(server, base_url=url)
+        finally:
+            process.terminate()
+            for _ in lines:  # what it says until its end must find a reader
+                pass
 
 
 def step(model, seq, rate):

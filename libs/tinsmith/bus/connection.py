@@ -140,8 +140,8 @@ class Bus:
     ) -> bool:
         """Put work on a queue, once, durably; ``tokens`` fill the holes of its subject.
 
-        False when work with these tokens is queued already, which stays; ``queued_as`` says what
-        it is. A repeat right after the work was done does nothing either.
+        False when work with these tokens was queued already, which stays; ``queued_as`` says what
+        it is, unless it has been done since. A repeat right after that does nothing either.
 
         Raises:
             Busy: the queue is full.
@@ -157,7 +157,7 @@ class Bus:
         try:
             await publish(self._connection, subject, payload, headers=headers)
         except Rejected as exc:
-            if exc.code == ERR_MAX_PER_SUBJECT and await self.is_queued(queue, **tokens):
+            if exc.code == ERR_MAX_PER_SUBJECT:
                 return False
             raise _busy(exc) from exc
         except StreamFull as exc:  # back-pressure, and no trouble: it empties by itself

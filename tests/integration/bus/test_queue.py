@@ -8,7 +8,9 @@ from contextlib import aclosing
 import pytest
 
 from tinsmith import ids
+from tinsmith.bus import connection
 from tinsmith.bus.claims import INLINE_BYTES
+from tinsmith.bus.wire import Rejected
 from tinsmith.errors import BlobMissing, BrokerUnavailable, Busy, Fenced
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Tensor
@@ -66,6 +68,24 @@ async def test_acknowledged_work_is_gone(bus):
     (second,) = await take(bus, 1)
 
     assert second.message.seq == 2
+
+
+async def test_work_that_is_done_while_it_is_sent_again_is_no_full_queue(bus, monkeypatch):
+    publish = connection.publish
+
+    async def refused_and_then_done(*args, **options):
+        try:
+            return await publish(*args, **options)
+        except Rejected:
+            await bus.withdraw(table.OPS, model=TOKEN, seq="1")
+            raise
+
+    await put(bus, 1)
+    monkeypatch.setattr(connection, "publish", refused_and_then_done)
+
+    other = op(1, ops.OptimStep(learning_rate=1.0))
+    assert not await bus.enqueue(table.OPS, other, model=TOKEN, seq="1")
+    assert not await bus.is_queued(table.OPS, model=TOKEN, seq="1")
 
 
 async def test_is_queued_tells_waiting_work_from_none(bus):
