@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
 from tinsmith.bus.views import View
-from tinsmith.errors import BrokerUnavailable
 from tinsmith.messages import table
 from tinsmith_checkpointer.retention import RetentionConfig, why_due
+from tinsmith_checkpointer.rounds import keep_going_round
 
 if TYPE_CHECKING:
     from tinsmith.messages.registry import RunKey
@@ -34,14 +32,8 @@ class Janitor:
         """Until cancelled; ends at once when everything is kept for ever."""
         if not self._config.is_needed:
             return
-        async with AsyncExitStack() as watches:
-            watches.push_async_callback((await self._keys.watch()).close)
-            while True:
-                try:
-                    await self.go_round()
-                except BrokerUnavailable as exc:  # the next round tries again
-                    self._log.warning("retention interrupted", error=str(exc))
-                await asyncio.sleep(self._config.check_s)
+        watches = (self._keys.watch,)
+        await keep_going_round(self.go_round, watches, self._log, every_s=self._config.check_s)
 
     async def go_round(self) -> None:
         """Forget what is due now."""

@@ -7,16 +7,13 @@ every fact once.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tinsmith import ids
 from tinsmith.bus.views import View
-from tinsmith.errors import TinsmithError
 from tinsmith.messages import table
 from tinsmith.messages.registry import MeterMark
 from tinsmith_checkpointer.metering import (
@@ -28,6 +25,7 @@ from tinsmith_checkpointer.metering import (
     with_storage,
     with_training,
 )
+from tinsmith_checkpointer.rounds import keep_going_round
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -56,15 +54,9 @@ class Meter:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with AsyncExitStack() as watches:
-            for view in (self._runs, self._samplers, self._checkpoints):
-                watches.push_async_callback((await view.watch()).close)
-            while True:
-                try:
-                    await self.count()
-                except TinsmithError as exc:  # the next time counts on from the same place
-                    self._log.warning("use not counted", error=str(exc))
-                await asyncio.sleep(self._every_s)
+        views = (self._runs, self._samplers, self._checkpoints)
+        watches = (view.watch for view in views)
+        await keep_going_round(self.count, watches, self._log, every_s=self._every_s)
 
     async def count(self) -> None:
         """Everything up to now."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from tinsmith import ids
 from tinsmith.bus.views import View
-from tinsmith.errors import TinsmithError
 from tinsmith.messages import table
 from tinsmith_checkpointer.discarding import Discards
 from tinsmith_checkpointer.expiry import is_expired, is_left_over, is_over
 from tinsmith_checkpointer.metering import account_of, key_of
 from tinsmith_checkpointer.retention import RetentionConfig
+from tinsmith_checkpointer.rounds import keep_going_round
 from tinsmith_checkpointer.sweep import Sweep
 
 if TYPE_CHECKING:
+    from tinsmith.bus import Subscription
     from tinsmith.messages.checkpoints import Checkpoint
     from tinsmith.messages.registry import Session
     from tinsmith.service import ServiceContext
@@ -48,18 +47,12 @@ class Upkeep:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with AsyncExitStack() as watches:
-            views = (self._checkpoints, self._samplers, self._sessions, self._keys, self._usage)
-            for view in views:
-                watches.push_async_callback((await view.watch()).close)
-            discarded = await self._discarded.watch(self._sweep.note)
-            watches.push_async_callback(discarded.close)
-            while True:
-                try:
-                    await self.go_round()
-                except TinsmithError as exc:  # the next round tries again
-                    self._log.warning("upkeep interrupted", error=str(exc))
-                await asyncio.sleep(self._config.upkeep_s)
+        views = (self._checkpoints, self._samplers, self._sessions, self._keys, self._usage)
+        watches = (*(view.watch for view in views), self._watch_discarded)
+        await keep_going_round(self.go_round, watches, self._log, every_s=self._config.upkeep_s)
+
+    async def _watch_discarded(self) -> Subscription:
+        return await self._discarded.watch(self._sweep.note)
 
     async def go_round(self) -> None:
         """End what is over now."""
