@@ -14,10 +14,12 @@ import structlog
 from blake3 import blake3
 
 from tinsmith import ids
+from tinsmith.bus.chain import Chain, Subjects, Tip
 from tinsmith.bus.history import kept, stretch
-from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, at, last, publish
+from tinsmith.bus.wire import at, last
+from tinsmith.errors import Fenced
 from tinsmith.messages.anchors import Anchor, Head
-from tinsmith.messages.base import GENESIS, decoder, encode
+from tinsmith.messages.base import decoder, encode
 from tinsmith.messages.table import ANCHOR_STREAM, ANCHOR_TEMPLATE, LOG_STREAM, LOG_TEMPLATE
 
 if TYPE_CHECKING:
@@ -37,9 +39,8 @@ class _End(NamedTuple):
     """Where the chain ends."""
 
     number: int = 0
-    stream_seq: int = 0  # in the anchors' stream
     through: int = 0  # in the log's stream
-    blake3: str = GENESIS
+    tip: Tip = Tip()
 
 
 class Anchors:
@@ -85,7 +86,7 @@ class Anchors:
         if not await self._is_continued(anchor, newest):
             log.error("the log is not the one that was anchored", anchor=anchor.number)
             through = 0
-        return _End(anchor.number, found.seq or 0, through, blake3(data).hexdigest())
+        return _End(anchor.number, through, Tip(found.seq or 0, blake3(data).hexdigest()))
 
     async def _is_continued(self, anchor: Anchor, newest: int) -> bool:
         """Whether the last entry that ``anchor`` covers is still where it was."""
@@ -122,7 +123,7 @@ class Anchors:
             after=end.through,
             through=through,
             heads=tuple(sorted(heads, key=lambda head: head.model_id)),
-            prev_blake3=end.blake3,
+            prev_blake3=end.tip.blake3,
         )
 
     async def _head(self, model: str, stream_seq: int, place: str) -> Head:
@@ -136,12 +137,11 @@ class Anchors:
 
     async def _append(self, anchor: Anchor, end: _End) -> _End | None:
         """The new end; None when the chain has gone on meanwhile."""
-        subject, data = ANCHOR_TEMPLATE.subject(number=str(anchor.number)), encode(anchor)
-        headers = {"Nats-Expected-Last-Sequence": str(end.stream_seq)}
+        subjects = Subjects(ANCHOR_STREAM, ANCHOR_TEMPLATE.wildcard)
+        chain = Chain(self._connection, subjects, end.tip, name="anchors")
+        subject = ANCHOR_TEMPLATE.subject(number=str(anchor.number))
         try:
-            stream_seq = await publish(self._connection, subject, data, headers=headers)
-        except Rejected as exc:
-            if exc.code != ERR_WRONG_LAST_SEQUENCE:
-                raise
-            return None  # or it was our own, whose acknowledgement was lost
-        return _End(anchor.number, stream_seq, anchor.through, blake3(data).hexdigest())
+            tip = await chain.append(subject, lambda _: encode(anchor))
+        except Fenced:
+            return None
+        return _End(anchor.number, anchor.through, tip)

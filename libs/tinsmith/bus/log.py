@@ -1,8 +1,7 @@
 """The command log: one append-only, hash-chained sequence of entries per model.
 
-Appending is the commit point: an op has happened exactly when its record is in the log. Every
-append names the sequence it expects to follow (compare-and-set over the model's whole subject
-tree), which gives order, fencing and exactly-once effect in one write.
+Appending is the commit point: an op has happened exactly when its record is in the log. How
+appends are ordered, and why an earlier owner's fail, is told by ``chain``.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import structlog
 from blake3 import blake3
 
 from tinsmith import ids
+from tinsmith.bus.chain import Chain, Subjects, Tip
 from tinsmith.bus.claims import INLINE_BYTES
 from tinsmith.bus.facts import headers_of, op_costs
 from tinsmith.bus.history import count, kept, subjects
-from tinsmith.bus.wire import ERR_WRONG_LAST_SEQUENCE, Rejected, last, publish
-from tinsmith.errors import Fenced
+from tinsmith.bus.wire import last
 from tinsmith.messages.base import GENESIS, BlobRef, decoder, encode
 from tinsmith.messages.ops import LogEntry, Op, OpResult, Owned, Record, StateSaved
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE
@@ -225,23 +224,23 @@ class LogWriter:
     ) -> None:
         self.seal = seal
         """The model's."""
-        self._connection = connection
+        self.epoch = head.epoch
+        """The owner's epoch; rises with every take-over."""
         self._blobs = blobs
         self._model_id = model_id
-        self._head = head
-        self._turn = asyncio.Lock()  # one append at a time: each names the one before it
-
-    @property
-    def epoch(self) -> int:
-        """The owner's epoch; rises with every take-over."""
-        return self._head.epoch
+        self._chain = Chain(
+            connection,
+            Subjects(LOG_STREAM, _subject(model_id)),
+            Tip(head.stream_seq, head.blake3),
+            name=model_id,
+            patience_s=COMMIT_PATIENCE_S,
+        )
 
     async def own(self, trainer_id: str, environment: dict[str, str]) -> None:
         """Append the entry that fences every earlier owner."""
-        epoch = self._head.epoch + 1
         entry = Owned(
             model_id=self._model_id,
-            epoch=epoch,
+            epoch=self.epoch + 1,
             trainer_id=trainer_id,
             environment=environment,
             prev_blake3="",
@@ -297,44 +296,24 @@ class LogWriter:
             Fenced, BrokerUnavailable: as ``commit``.
         """
         entry: LogEntry = _ENTRIES.decode(data)
-        async with self._turn:
-            if (entry.model_id, entry.prev_blake3) != (self._model_id, self._head.blake3):
-                msg = f"{self._model_id}: the entry does not follow {self._head.blake3}"
+
+        def checked(prev_blake3: str) -> bytes:
+            if (entry.model_id, entry.prev_blake3) != (self._model_id, prev_blake3):
+                msg = f"{self._model_id}: the entry does not follow {prev_blake3}"
                 raise ValueError(msg)
-            await self._publish(entry, data)
+            return data
+
+        await self._chain.append(subject_of(entry), checked)
+        self.epoch = entry.epoch
 
     async def _append(self, entry: LogEntry, told: dict[str, str] | None = None) -> None:
         """Append ``entry``, chained to the one before it, with ``told`` in its headers."""
-        async with self._turn:
-            chained = msgspec.structs.replace(entry, prev_blake3=self._head.blake3)
-            await self._publish(chained, encode(chained), told)
 
-    async def _publish(
-        self, entry: LogEntry, data: bytes, told: dict[str, str] | None = None
-    ) -> None:
-        digest = blake3(data).hexdigest()
-        headers = (told or {}) | {
-            "Nats-Expected-Last-Subject-Sequence": str(self._head.stream_seq),
-            "Nats-Expected-Last-Subject-Sequence-Subject": _subject(self._model_id),
-        }
-        subject = subject_of(entry)
-        try:
-            stream_seq = await publish(
-                self._connection, subject, data, headers=headers, patience_s=COMMIT_PATIENCE_S
-            )
-        except Rejected as exc:
-            if exc.code != ERR_WRONG_LAST_SEQUENCE:
-                raise
-            stream_seq = await self._ours(subject, digest)
-        self._head = Head(stream_seq, digest, entry.epoch)
+        def chained(prev_blake3: str) -> bytes:
+            return encode(msgspec.structs.replace(entry, prev_blake3=prev_blake3))
 
-    async def _ours(self, subject: str, digest: str) -> int:
-        """A refused append may be our own, whose acknowledgement was lost."""
-        found = await last(self._connection[1], LOG_STREAM, _subject(self._model_id))
-        if found is not None and blake3(found.data or b"").hexdigest() == digest:
-            return found.seq or 0
-        msg = f"{self._model_id}: another owner has written to the log; {subject} is refused"
-        raise Fenced(msg)
+        await self._chain.append(subject_of(entry), chained, headers=told)
+        self.epoch = entry.epoch
 
 
 def subject_of(entry: LogEntry) -> str:

@@ -1,7 +1,8 @@
 """Weights as bits: what changed between two versions, coded small, and digests that prove it.
 
-numpy only. Tensors are flat arrays of unsigned integers (``uint8``, ``uint16``, ``uint32``): the
-bit patterns of the values, in the order of the checkpoint.
+The codec is numpy alone; ``publisher`` and ``receiver`` work on the bus: ``docs/weights.md``.
+Tensors are flat arrays of unsigned integers (``uint8``, ``uint16``, ``uint32``): the bit patterns
+of the values, in the order of the checkpoint.
 """
 
 from __future__ import annotations

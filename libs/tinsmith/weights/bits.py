@@ -23,15 +23,13 @@ BLOCK = 1 << 18  # elements: the temporaries of one block stay in a core's cache
 
 def ordered(bits: Bits) -> Bits:
     """The rank of each pattern: negative numbers below positive ones, both ascending."""
-    sign = _sign(bits)
-    flipped: Bits = np.where(bits & sign, ~bits, bits | sign)
-    return flipped
+    ranks: Bits = bits ^ (_spread(bits) | _sign(bits))
+    return ranks
 
 
 def unordered(ranks: Bits) -> Bits:
     """The patterns of these ranks: the inverse of ``ordered``."""
-    sign = _sign(ranks)
-    bits: Bits = np.where(ranks & sign, ranks ^ sign, ~ranks)
+    bits: Bits = ranks ^ (~_spread(ranks) | _sign(ranks))
     return bits
 
 
@@ -52,25 +50,18 @@ def unzigzag(folded: Bits) -> Bits:
 
 def changed(old: Bits, new: Bits) -> Indices:
     """Where two arrays of equal length differ, ascending."""
-    found = [
-        start + _changed_in_block(old[start : start + BLOCK], new[start : start + BLOCK])
-        for start in range(0, old.size, BLOCK)
-    ]
+    found = []
+    for start in range(0, old.size, BLOCK):
+        here = np.flatnonzero(old[start : start + BLOCK] != new[start : start + BLOCK])
+        here += start
+        found.append(here)
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def _changed_in_block(old: Bits, new: Bits) -> Indices:
-    """Eight bytes at a time: as a rule few words differ, and only those are looked into."""
-    per_word = 8 // old.itemsize
-    if old.size % per_word:
-        return np.flatnonzero(old != new)
-    words = np.flatnonzero(old.view(np.uint64) != new.view(np.uint64))
-    if words.size * per_word > old.size // 4:
-        return np.flatnonzero(old != new)
-    elements = (old.reshape(-1, per_word)[words] != new.reshape(-1, per_word)[words]).reshape(-1)
-    candidates = (words[:, None] * per_word + np.arange(per_word)).reshape(-1)
-    found: Indices = candidates[elements]
-    return found
+def _spread(bits: Bits) -> Bits:
+    """All ones where the sign is set, else zeros."""
+    spread: Bits = (bits.view(f"i{bits.itemsize}") >> (bits.itemsize * 8 - 1)).view(bits.dtype)
+    return spread
 
 
 def _sign(bits: Bits) -> np.unsignedinteger[Any]:

@@ -6,7 +6,8 @@
     xor    old and new patterns combined, byte planes
     dense  the new patterns, byte planes
 
-Which is smallest is found by trial on a sample. Whatever is written has been read back first.
+Which is smallest is found by trial on a sample, or by a look at some steps if few elements have
+changed. Whatever is written has been read back first.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Kind: TypeAlias = Literal["same", "ulp", "set", "xor", "dense"]
 SAMPLE_PIECES = 8
 SAMPLE_PIECE = 1 << 14  # elements
 DENSE_FROM = 0.02  # share of changed elements below which a number for each is not worth trying
+FEW = 2048  # changed elements that are looked at to choose between sparse forms
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -43,7 +45,12 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def between(old: Bits, new: Bits) -> Change:
-    """The smallest change from ``old`` to ``new``.
+    """The smallest change from ``old`` to ``new``; raises as ``compare``."""
+    return compare(old, new)[0]
+
+
+def compare(old: Bits, new: Bits) -> tuple[Change, Sparse | Bits]:
+    """The smallest change from ``old`` to ``new``, and what ``read`` would make of it.
 
     Raises:
         InvalidRequest: the two are not of one dtype and length.
@@ -55,10 +62,16 @@ def between(old: Bits, new: Bits) -> Change:
         )
     indices = changed(old, new)
     if not indices.size:
-        return Change("same", old.itemsize, old.size, 0)
-    kind = _smallest(old, new, density=indices.size / old.size)
+        return Change("same", old.itemsize, old.size, 0), Sparse(indices, new[indices])
+    kind = _smallest(old, new, indices)
     change = Change(kind, old.itemsize, old.size, indices.size, _write(kind, old, new, indices))
-    _check(change, old, new, indices)
+    return change, _checked(change, old, new, indices)
+
+
+def dense(bits: Bits) -> Change:
+    """All of ``bits``, to whatever was there; read back as by ``compare``."""
+    change = Change("dense", bits.itemsize, bits.size, bits.size, pack(planes(bits)))
+    _checked(change, bits, bits, np.empty(0, np.int64))
     return change
 
 
@@ -134,7 +147,7 @@ def invert(change: Change) -> Change:
     return _of_steps(change, Sparse(indices, -steps))
 
 
-def _check(change: Change, old: Bits, new: Bits, indices: Indices) -> None:
+def _checked(change: Change, old: Bits, new: Bits, indices: Indices) -> Sparse | Bits:
     """Read ``change`` back: nothing leaves that does not lead to ``new``."""
     found = read(change, old)
     if isinstance(found, Sparse):
@@ -145,13 +158,20 @@ def _check(change: Change, old: Bits, new: Bits, indices: Indices) -> None:
     if not is_right:
         msg = f"the {change.kind} form of a change does not read back as it was written"
         raise RuntimeError(msg)
+    return found
 
 
-def _smallest(old: Bits, new: Bits, *, density: float) -> Kind:
+def _smaller(old: Bits, new: Bits, some: Indices) -> Kind:
+    """Of the sparse forms: steps are smaller than patterns if most of them fit a nibble."""
+    steps = zigzag(ordered(new[some]) - ordered(old[some]))
+    return "ulp" if 2 * np.count_nonzero(steps < sparse.ESCAPE) >= some.size else "set"
+
+
+def _smallest(old: Bits, new: Bits, indices: Indices) -> Kind:
     """The form that makes the least of a sample, or of all of a small tensor."""
-    kinds: tuple[Kind, ...] = ("ulp", "set")
-    if density > DENSE_FROM:
-        kinds = ("ulp", "set", "xor", "dense")
+    if indices.size <= DENSE_FROM * old.size:
+        return _smaller(old, new, indices[:: max(1, indices.size // FEW)])
+    kinds: tuple[Kind, ...] = ("ulp", "set", "xor", "dense")
     if old.size > SAMPLE_PIECES * SAMPLE_PIECE:
         starts = np.linspace(0, old.size - SAMPLE_PIECE, SAMPLE_PIECES).astype(np.int64)
         at = (starts[:, None] + np.arange(SAMPLE_PIECE)).reshape(-1)

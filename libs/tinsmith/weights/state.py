@@ -11,30 +11,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinsmith.errors import ServerError
+from tinsmith.errors import InvalidRequest, ServerError
 from tinsmith.weights.bits import changed
-from tinsmith.weights.change import apply, between, read
+from tinsmith.weights.body import Whole
+from tinsmith.weights.change import apply, compare, dense, read
 from tinsmith.weights.delta import Delta
 from tinsmith.weights.digest import TensorEntry, digest, root, updated
 from tinsmith.weights.sparse import Sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tinsmith.weights.bits import Bits
     from tinsmith.weights.change import Change
+    from tinsmith.weights.specs import TensorSpec
+
+
+ITEM_SIZE = {"bfloat16": 2, "float32": 4}
+"""Of the types of canonical tensors, in bytes."""
 
 
 class WrongBits(ServerError):
     """Bits are not those that a root or a digest names."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor's type and shape; ``dtype`` by its common name, ``bfloat16`` say."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,69 @@ class Staged:
 class WeightState:
     """A model's bits by tensor name; each flat, in checkpoint order."""
 
-    def __init__(self, specs: Mapping[str, TensorSpec], bits: Mapping[str, Bits]) -> None:
-        """``bits`` are taken over, not copied; one array per spec."""
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        bits: Mapping[str, Bits],
+        digests: Mapping[str, int] | None = None,
+    ) -> None:
+        """``bits`` are taken over, not copied; one array per spec. ``digests``: if proven.
+
+        Raises:
+            InvalidRequest: a tensor is not there, or is not what its spec says.
+        """
+        for name in specs.keys() | bits.keys():
+            _check(name, specs.get(name), bits.get(name))
         self._specs = dict(specs)
         self._bits = dict(bits)
-        self._digests = {name: digest(name, array) for name, array in self._bits.items()}
+        self._digests = dict(digests or {name: digest(name, b) for name, b in bits.items()})
         self.root = self._root(self._digests)
+
+    @classmethod
+    def read(cls, specs: Mapping[str, TensorSpec], wholes: Iterable[Whole]) -> WeightState:
+        """The state that ``full`` has written, each tensor proven as it comes.
+
+        Raises:
+            WrongBits, DamagedStream: it is not that.
+        """
+        bits: dict[str, Bits] = {}
+        digests: dict[str, int] = {}
+        for whole in wholes:
+            if whole.change.kind not in ("dense", "same") or whole.name not in specs:
+                raise WrongBits(f"{whole.name!r} is no tensor of a full state")
+            nothing = np.zeros(specs[whole.name].size, f"<u{itemsize(specs[whole.name])}")
+            bits[whole.name] = apply(whole.change, nothing)
+            digests[whole.name] = digest(whole.name, bits[whole.name])
+            if (found := digests[whole.name]) != whole.digest:
+                raise WrongBits(f"{whole.name!r} is {found:016x}, not as its state says")
+        if missing := specs.keys() - bits.keys():
+            raise WrongBits(f"{min(missing)!r} is missing from a full state")
+        return cls(specs, bits, digests)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Of all tensors."""
+        return self._specs
+
+    @property
+    def digests(self) -> Mapping[str, int]:
+        """Of all tensors."""
+        return self._digests
+
+    @property
+    def elements(self) -> int:
+        """Of all tensors."""
+        return sum(array.size for array in self._bits.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(array.nbytes for array in self._bits.values())
+
+    def full(self) -> Iterator[Whole]:
+        """All of it, tensor by tensor."""
+        for name, bits in self._bits.items():
+            yield Whole(name, dense(bits), self._digests[name])
 
     def __getitem__(self, name: str) -> Bits:
         """The bits of one tensor, not copied."""
@@ -66,14 +121,27 @@ class WeightState:
 
     def delta(self, new: Mapping[str, Bits]) -> Delta:
         """What leads from this state to one with the tensors ``new``; the others stay."""
-        changes, digests = {}, {}
+        return self.prepare(new)[0]
+
+    def prepare(self, new: Mapping[str, Bits]) -> tuple[Delta, Staged]:
+        """As ``delta``, and the same staged here: to be swapped in when others can have it.
+
+        Raises:
+            InvalidRequest: ``new`` has other tensors than this state, or of another size.
+        """
+        if unknown := new.keys() - self._bits.keys():
+            raise InvalidRequest(
+                f"weights: {min(unknown)!r} is no tensor of this lineage; open another for it"
+            )
+        changes, digests, patches = {}, {}, {}
         for name, bits in new.items():
-            change = between(self._bits[name], bits)
+            change, patch = compare(self._bits[name], bits)
             if change.kind == "same":
                 continue
-            changes[name] = change
-            digests[name] = self._digest_after(name, read(change, self._bits[name]))
-        return Delta(self.root, self._root({**self._digests, **digests}), changes, digests)
+            changes[name], patches[name] = change, patch
+            digests[name] = self._digest_after(name, patch)
+        reached = self._root({**self._digests, **digests})
+        return Delta(self.root, reached, changes, digests), Staged(reached, patches, digests)
 
     def stage(self, *deltas: Delta) -> Staged:
         """Read consecutive deltas as one, and prove where they lead; nothing changes here.
@@ -144,6 +212,23 @@ class WeightState:
         return root(
             TensorEntry(name, spec.dtype, spec.shape, digests[name])
             for name, spec in self._specs.items()
+        )
+
+
+def itemsize(spec: TensorSpec) -> int:
+    """Bytes of an element. Raises WrongBits for what no lineage has."""
+    size = ITEM_SIZE.get(spec.dtype)
+    if size is None or min(spec.shape, default=1) < 0:
+        raise WrongBits(f"{spec} is no tensor; {' and '.join(ITEM_SIZE)} are the types")
+    return size
+
+
+def _check(name: str, spec: TensorSpec | None, bits: Bits | None) -> None:
+    if spec is None or bits is None:
+        raise InvalidRequest(f"weights: {name!r} needs both its bits and what they are")
+    if bits.shape != (spec.size,) or bits.dtype != np.dtype(f"u{itemsize(spec)}"):
+        raise InvalidRequest(
+            f"weights: {name!r} is {bits.dtype}{bits.shape}, which is not {spec} as flat bits"
         )
 
 

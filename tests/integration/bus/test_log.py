@@ -82,9 +82,9 @@ async def test_a_large_result_is_kept_by_reference(bus):
 async def test_a_commit_whose_acknowledgement_was_lost_counts_once(bus):
     """The broker checks the expected sequence first, so the retry of our own append is refused."""
     writer = await bus.log.take(MODEL, "trainer-a")
-    head = writer._head
+    tip = writer._chain.tip
     await writer.commit(1, Encoded(OP), DONE)
-    writer._head = head  # as if the answer had never come
+    writer._chain.tip = tip  # as if the answer had never come
     await writer.commit(1, Encoded(OP), DONE)
     entries = [entry async for entry in bus.log.entries(MODEL)]
 
