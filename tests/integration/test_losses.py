@@ -223,19 +223,34 @@ def test_what_is_wrong_is_named_and_leaves_the_gradient_alone(client):
     good = rollout(model)
     nan = rollout(model, advantages=np.array([np.nan] * LENGTH, np.float32))
     short = rollout(model, advantages=np.ones(3, np.float32))
-    bare = T.Datum(model_input=good.model_input, loss_fn_inputs=dict(good.loss_fn_inputs))
     model.forward_backward([good], "ppo").result()
 
     assert "data[1].loss_fn_inputs['advantages'][0]: nan" in failing(model, [good, nan], "ppo")
     assert "shape [3] does not match the 20 tokens" in failing(model, [short], "cispo")
     assert "it takes clip_high_threshold" in failing(model, [good], "ppo", {"epsilon": 0.2})
     assert "use cispo, cross_entropy, custom, dro" in failing(model, [good], "grpo")
-    assert "loss_fn_input_spans: missing" in failing(model, [bare], "stable_reinforce")
+    assert "1 is not a text" in failing(model, [good], "stable_reinforce", {"mode": 1.0})
 
     spared.forward_backward([good], "ppo").result()
     for each in (model, spared):
         each.optim_step(T.AdamParams(learning_rate=1e-2)).result()
     np.testing.assert_array_equal(probe(model), probe(spared))
+
+
+def test_without_provenance_the_inputs_tell_stable_reinforce_what_was_sampled(client):
+    model = new_model(client)
+    spanned = rollout(model, drift=0.3)
+    bare = T.Datum(model_input=spanned.model_input, loss_fn_inputs=dict(spanned.loss_fn_inputs))
+    config = {"kl_coeff": 0.1}
+
+    told = model.forward_backward([spanned], "stable_reinforce", config).result()
+    inferred = model.forward_backward(
+        [bare], "stable_reinforce", {**config, "mode": "text"}
+    ).result()
+
+    assert inferred.metrics["compared:sum"] == LENGTH - PROMPT
+    figures = {key: value for key, value in told.metrics.items() if not key.startswith("log_")}
+    assert figures.items() <= inferred.metrics.items()
 
 
 def test_a_gradient_that_is_not_finite_fails_its_step_and_no_other(client):

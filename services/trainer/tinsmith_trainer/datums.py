@@ -73,8 +73,11 @@ def _parse(
     inputs = _inputs(datum, where, loss, settings, targets.shape)
     sampled = provenance.sampled_targets(datum, where, tokens=len(tokens))
     if loss.needs_provenance:
-        checked = provenance.check_advantages(sampled, inputs["advantages"], where)
-        inputs[SAMPLED] = checked.astype(np.float32)
+        logprobs, advantages = inputs["logprobs"], inputs["advantages"]
+        if sampled is None:
+            sampled = provenance.inferred_targets(logprobs, advantages)
+        provenance.check_advantages(sampled, advantages, where)
+        inputs[SAMPLED] = sampled.astype(np.float32)
     extras = _extras(datum, where, loss.ranks, targets) if loss.ranks else {}
     return Example(tokens, targets, inputs, sampled, extras)
 

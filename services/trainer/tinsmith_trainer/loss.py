@@ -67,6 +67,9 @@ class Loss:
     takes_rows: bool = False
     """Whether there may be several targets per position."""
     needs_provenance: bool = False
+    """Whether it reads ``SAMPLED``."""
+    texts: tuple[str, ...] = ()
+    """Keys of the loss configuration that may come with a text, and change nothing here."""
 
     @property
     def compares_policies(self) -> bool:
@@ -75,11 +78,12 @@ class Loss:
 
     def configure(self, given: Mapping[str, float | str]) -> dict[str, float]:
         """The settings with ``given`` applied; InvalidRequest for a wrong key or value."""
-        for key, value in given.items():
+        numbers = {key: value for key, value in given.items() if not self._is_text(key, value)}
+        for key, value in numbers.items():
             if key not in self.settings:
                 raise InvalidRequest(
                     f"loss_fn_config[{key!r}]: {self.name} does not take it; "
-                    f"it takes {listed(self.settings)}"
+                    f"it takes {listed([*self.settings, *self.texts])}"
                 )
             if isinstance(value, str):
                 raise InvalidRequest(f"loss_fn_config[{key!r}]: {value!r} is not a number")
@@ -88,13 +92,18 @@ class Loss:
                     f"loss_fn_config[{key!r}]: {value:g} is out of range; "
                     "use a finite number of at least 0"
                 )
-        settings = {**self.settings, **{key: float(value) for key, value in given.items()}}
+        settings = {**self.settings, **{key: float(value) for key, value in numbers.items()}}
         if settings.get(LOW, 0.0) > settings.get(HIGH, math.inf):
             raise InvalidRequest(
                 f"loss_fn_config[{LOW!r}]: {settings[LOW]:g} is above {HIGH} {settings[HIGH]:g}; "
                 "they bound the ratio itself, e.g. 0.8 and 1.2"
             )
         return settings
+
+    def _is_text(self, key: str, value: float | str) -> bool:
+        if key in self.texts and not isinstance(value, str):
+            raise InvalidRequest(f"loss_fn_config[{key!r}]: {value:g} is not a text")
+        return key in self.texts
 
 
 def listed(names: Iterable[str]) -> str:

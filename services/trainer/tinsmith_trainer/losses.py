@@ -43,6 +43,7 @@ _ALL = (
         formulas.stable_reinforce,
         clipped=formulas.is_capped,
         needs_provenance=True,
+        texts=("mode",),  # of an objective that is not published
     ),
 )
 LOSSES = {loss.name: loss for loss in _ALL}

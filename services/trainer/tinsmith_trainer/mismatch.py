@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from tinsmith_trainer.provenance import inferred_targets
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -59,7 +61,7 @@ def _compare(loss: Loss, example: Example, scored: Scored) -> _Compared:
     logprobs = example.inputs["logprobs"]
     chosen = example.sampled
     if chosen is None:
-        chosen = (logprobs != 0) | (example.inputs["advantages"] != 0)
+        chosen = inferred_targets(logprobs, example.inputs["advantages"])
     drift = scored.logprobs[chosen].astype(np.float64) - logprobs[chosen]
     is_clipped = None
     if loss.clipped is not None:

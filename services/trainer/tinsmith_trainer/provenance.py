@@ -30,22 +30,24 @@ def sampled_targets(datum: Datum, where: str, *, tokens: int) -> NDArray[np.bool
     return np.repeat(is_sampled, [span.length for span in datum.target_spans])
 
 
-def check_advantages(
-    sampled: NDArray[np.bool_] | None, advantages: NDArray[np.float32], where: str
+def inferred_targets(
+    logprobs: NDArray[np.float32], advantages: NDArray[np.float32]
 ) -> NDArray[np.bool_]:
-    """``sampled``; InvalidRequest if it is missing, or a target outside has an advantage."""
-    if sampled is None:
-        raise InvalidRequest(
-            f"{where}.loss_fn_input_spans: missing; stable_reinforce needs to know which tokens "
-            "were sampled: use Datum.with_provenance, or the loss importance_sampling"
-        )
+    """What counts as sampled in a datum without spans: where either input [n] is not zero."""
+    chosen: NDArray[np.bool_] = (logprobs != 0) | (advantages != 0)
+    return chosen
+
+
+def check_advantages(
+    sampled: NDArray[np.bool_], advantages: NDArray[np.float32], where: str
+) -> None:
+    """InvalidRequest if a target outside of the sampled ones has an advantage; both [n]."""
     stray = np.flatnonzero((advantages != 0) & ~sampled)
     if len(stray):
         raise InvalidRequest(
             f"{where}.loss_fn_inputs['advantages'][{stray[0]}]: {advantages[stray[0]]:g} on a "
             "token that was not sampled, by loss_fn_input_spans; use 0 there"
         )
-    return sampled
 
 
 def _check_tiling(spans: Sequence[Span], at: str, tokens: int) -> None:

@@ -284,9 +284,18 @@ def test_spans_that_do_not_tile_are_refused(case: str, loss: Loss):
         parse([bad], loss)
 
 
-def test_stable_reinforce_needs_spans():
-    with pytest.raises(InvalidRequest, match=r"data\[0\].loss_fn_input_spans: missing"):
-        parse([policy()], STABLE)
+def test_without_spans_the_tokens_with_a_policy_were_sampled():
+    inputs = {
+        "logprobs": tensor([0, -1, 0], "float32"),
+        "advantages": tensor([0, 0, 2], "float32"),
+    }
+    bare = Datum(tokens=GOOD.tokens, inputs={**policy().inputs, **inputs})
+
+    (example,) = parse([bare], STABLE)
+
+    assert example.inputs["sampled"].tolist() == [0, 1, 1]
+    assert example.sampled is not None
+    assert example.sampled.tolist() == [False, True, True]
 
 
 def test_stable_reinforce_refuses_an_advantage_on_a_token_that_was_not_sampled():

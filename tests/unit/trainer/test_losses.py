@@ -39,6 +39,12 @@ def test_settings_override_defaults():
     }
 
 
+def test_a_text_of_the_unpublished_objective_changes_nothing():
+    given = {"mode": "text", "kl_coeff": 0.1}
+
+    assert losses.find("stable_reinforce").configure(given) == {"kl_coeff": 0.1}
+
+
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
@@ -48,6 +54,8 @@ def test_settings_override_defaults():
         ("dro", {"beta": -1.0}, "-1 is out of range; use a finite number of at least 0"),
         ("dro", {"beta": float("nan")}, "nan is out of range"),
         ("cispo", {"clip_high_threshold": float("inf")}, "inf is out of range"),
+        ("stable_reinforce", {"mode": 2.0}, "2 is not a text"),
+        ("stable_reinforce", {"beta": 2.0}, "it takes kl_coeff, mode"),
         ("ppo", {"clip_low_threshold": 1.5}, "1.5 is above clip_high_threshold 1.2"),
     ],
 )
