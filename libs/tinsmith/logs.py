@@ -42,7 +42,7 @@ def configure(
 ) -> None:
     """Routes structlog and stdlib logging to ``stream`` (standard error), as configured."""
     stream = stream or sys.stderr
-    is_console = config.format == "console" or (config.format == "auto" and stream.isatty())
+    is_console = is_for_people(config, stream)
     shared = _shared(_Identity(service, instance), is_console=is_console)
     structlog.configure(
         processors=[
@@ -62,6 +62,11 @@ def configure(
         )
     )
     _route_stdlib(handler, config.level.upper())
+
+
+def is_for_people(config: LogsConfig, stream: TextIO) -> bool:
+    """Whether lines on ``stream`` are to be read by people; else they are JSON."""
+    return config.format == "console" or (config.format == "auto" and stream.isatty())
 
 
 def _shared(identity: Processor, *, is_console: bool) -> list[Processor]:

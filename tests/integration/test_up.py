@@ -133,6 +133,23 @@ def test_the_ready_file_names_every_process(up):
     assert ready["pids"]["up"] == up.process.pid
 
 
+def test_workers_of_the_gateway_share_its_address_and_are_replaced(up):
+    ready = up.start(TINSMITH_GATEWAY__WORKERS="2").ready()
+    names = {"up", "broker", "gateway:1", "gateway:2", "checkpointer"}
+    assert set(ready["pids"]) == names
+    os.kill(ready["pids"]["gateway:1"], signal.SIGKILL)
+
+    def replaced():
+        now = json.loads(up.ready_file.read_text())
+        return now if now["pids"]["gateway:1"] != ready["pids"]["gateway:1"] else None
+
+    later = until(replaced, 90.0)
+    assert set(later["pids"]) == names
+    assert later["base_url"] == ready["base_url"]
+    with urllib.request.urlopen(f"{later['base_url']}/healthz", timeout=60) as response:
+        assert response.status == 200
+
+
 def test_the_user_is_told_what_to_export(up):
     ready = up.start().ready()
     up.signal(signal.SIGTERM)

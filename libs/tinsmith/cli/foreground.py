@@ -28,6 +28,10 @@ def run(service: str, path: Path | None, overrides: Mapping[str, str]) -> int:
     loaded = config.load(path, {**os.environ, **overrides})
     if service in plan.PER_MODEL:
         models.check(loaded.model(plan.model_of(loaded, service)))
+    if service == "gateway" and plan.workers(loaded) > 1:
+        from tinsmith.cli import gateways
+
+        return gateways.run(loaded, os.environ)
     (point,) = metadata.entry_points(group=ENTRY_POINTS, name=service)
     main: Callable[[config.Config], int] = point.load()
     return main(loaded)

@@ -8,7 +8,9 @@ import re
 import sys
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import structs
 
 from tinsmith import config, ids, keys, logs
 from tinsmith.bus.views import View
@@ -31,7 +33,18 @@ OK, FAILED = 0, 2
 SHORT_DIGITS = 12  # of a digest: the id of a key in the list
 _DAY_NS = 86_400 * 10**9
 _ID = re.compile(rf"[0-9a-f]{{{keys.MIN_DIGITS},64}}")
-_ROW = "{:<12}  {:<16}  {:<16}  {:<16}  {:<4}  {}"
+_ROW = "{:<12}  {:<16}  {:<16}  {:<16}  {:<4}  {:<15}  {}"
+
+_HEADS = ("id", "owner", "project", "made (UTC)", "last", "limits", "state")
+
+
+class Terms(NamedTuple):
+    """What a key is good for; None is the default of each."""
+
+    project: str | None = None
+    expires_days: float | None = None
+    max_unfinished: int | None = None
+    sampling_share: int | None = None
 
 
 def run(name: str, path: Path | None, data_dir: Path | None, main: Main) -> int:
@@ -49,11 +62,9 @@ def run(name: str, path: Path | None, data_dir: Path | None, main: Main) -> int:
     return OK
 
 
-async def create(
-    loaded: Config, owner: str, *, project: str | None, expires_days: float | None
-) -> None:
+async def create(loaded: Config, owner: str, terms: Terms) -> None:
     """Standard output gets the key and nothing else."""
-    name = keys.check_owner(owner)
+    name, project, days = keys.check_owner(owner), terms.project, terms.expires_days
     if project is not None and not ids.is_project(project):
         raise InvalidRequest(
             f"--project: {project[:80]!r} cannot name a project; use 1 to 128 letters, digits or "
@@ -67,7 +78,9 @@ async def create(
         last_four=key[-4:],
         created_ns=now_ns,
         project_id=project,
-        expires_ns=None if expires_days is None else now_ns + int(expires_days * _DAY_NS),
+        expires_ns=None if days is None else now_ns + int(days * _DAY_NS),
+        max_unfinished=terms.max_unfinished,
+        sampling_share=terms.sampling_share,
     )
     async with connect(loaded, name="keys-create") as (bus, _):
         await bus.table(API_KEYS).create(entry.digest, entry)
@@ -81,7 +94,7 @@ async def show(loaded: Config) -> None:
     """One line per key, oldest first."""
     async with connect(loaded, name="keys-list") as (bus, _):
         found = await _all(bus)
-    sys.stdout.write(_ROW.format("id", "owner", "project", "made (UTC)", "last", "state") + "\n")
+    sys.stdout.write(_ROW.format(*_HEADS) + "\n")
     for entry in found:
         columns = (
             _short(entry),
@@ -89,26 +102,39 @@ async def show(loaded: Config) -> None:
             plain(entry.project_id or "-"),
             _minute(entry.created_ns),
             plain(entry.last_four),
+            _limits(entry),
             _state(entry),
         )
         sys.stdout.write(_ROW.format(*columns) + "\n")
 
 
+async def limit(loaded: Config, text: str, terms: Terms) -> None:
+    """NotFound for a key that is not in the registry."""
+    wanted = {"max_unfinished": terms.max_unfinished, "sampling_share": terms.sampling_share}
+    async with connect(loaded, name="keys-limit") as (bus, _):
+        entry = _named(await _all(bus), text)
+        await bus.table(API_KEYS).update(
+            entry.digest, lambda now: now and structs.replace(now, **wanted)
+        )
+    limits = _limits(structs.replace(entry, **wanted))
+    sys.stdout.write(f"limits of {_short(entry)} of {plain(entry.name)}: {limits}\n")
+
+
 async def revoke(loaded: Config, text: str) -> None:
     """NotFound for a key that is not in the registry; one that was revoked before stays so."""
-    wanted = keys.digest(text) if text.startswith(keys.PREFIX) else text
-    if _ID.fullmatch(wanted) is None:
-        raise InvalidRequest(
-            f"key: {text[:80]!r} is neither a key nor {keys.MIN_DIGITS} or more digits of an id; "
-            "'tinsmith keys list' shows the ids"
-        )
     async with connect(loaded, name="keys-revoke") as (bus, _):
-        entry = _named(await _all(bus), wanted)
+        entry = _named(await _all(bus), text)
         await bus.table(API_KEYS).update(entry.digest, keys.revoked)
     sys.stdout.write(f"revoked: {_short(entry)} of {plain(entry.name)}, ...{entry.last_four}\n")
 
 
-def _named(entries: list[ApiKey], digits: str) -> ApiKey:
+def _named(entries: list[ApiKey], text: str) -> ApiKey:
+    digits = keys.digest(text) if text.startswith(keys.PREFIX) else text
+    if _ID.fullmatch(digits) is None:
+        raise InvalidRequest(
+            f"key: {text[:80]!r} is neither a key nor {keys.MIN_DIGITS} or more digits of an id; "
+            "'tinsmith keys list' shows the ids"
+        )
     found = [entry for entry in entries if entry.digest.startswith(digits)]
     if len(found) > 1:
         raise InvalidRequest(f"key: {digits} names {len(found)} keys; give more of the id")
@@ -129,6 +155,11 @@ async def _all(bus: Bus) -> list[ApiKey]:
 
 def _short(entry: ApiKey) -> str:
     return entry.digest[:SHORT_DIGITS]
+
+
+def _limits(entry: ApiKey) -> str:
+    """Of what is unfinished, and of what is drawn at a time; a dash is the configuration's."""
+    return f"{entry.max_unfinished or '-'} / {entry.sampling_share or '-'}"
 
 
 def _state(entry: ApiKey) -> str:

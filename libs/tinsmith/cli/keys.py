@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
     from tinsmith.config import Config
 
+MaxUnfinished = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Most requests of its owner that are not done [default: gateway.max_unfinished].",
+    ),
+]
+SamplingShare = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Most samples of its owner that are drawn at a time [default: "
+        "gateway.sampling_share].",
+    ),
+]
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -22,7 +39,7 @@ Exit codes:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make, list and revoke API keys; every gateway knows within a second.\n\n"
+    help="Make, list, limit and revoke API keys; every gateway knows within a second.\n\n"
     "The installation is the broker of --config or TINSMITH_NATS_URL, or else the 'tinsmith up' "
     "that runs in --data-dir. Keys from the configuration are valid besides, and not listed.",
     epilog=EXIT_CODES,
@@ -42,6 +59,8 @@ def create(
             min=0, max=36500, metavar="DAYS", help="Valid for so long [default: until revoked]."
         ),
     ] = None,
+    max_unfinished: MaxUnfinished = None,
+    sampling_share: SamplingShare = None,
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -57,7 +76,8 @@ def create(
     from tinsmith.cli import key_commands as commands
 
     def main(loaded: Config) -> Coroutine[Any, Any, None]:
-        return commands.create(loaded, owner, project=project, expires_days=expires_days)
+        terms = commands.Terms(project, expires_days, max_unfinished, sampling_share)
+        return commands.create(loaded, owner, terms)
 
     sys.exit(commands.run("create", config, data_dir, main))
 
@@ -73,6 +93,31 @@ def list_(config: ConfigFile = None, data_dir: DataDir = None) -> None:
     from tinsmith.cli import key_commands as commands
 
     sys.exit(commands.run("list", config, data_dir, commands.show))
+
+
+@app.command(epilog=EXIT_CODES)
+def limit(
+    key: Annotated[str, typer.Argument(metavar="ID|KEY", show_default=False)],
+    max_unfinished: MaxUnfinished = None,
+    sampling_share: SamplingShare = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Set the limits of a key, by its id in the list or by the key itself; at once, everywhere.
+
+    What is not given is the configuration's again. Of several keys of an owner the largest counts.
+
+    \b
+    Example:
+      tinsmith keys limit 5f1c02ab9d3e --max-unfinished 5000 --sampling-share 200
+    """
+    from tinsmith.cli import key_commands as commands
+
+    def main(loaded: Config) -> Coroutine[Any, Any, None]:
+        terms = commands.Terms(None, None, max_unfinished, sampling_share)
+        return commands.limit(loaded, key, terms)
+
+    sys.exit(commands.run("limit", config, data_dir, main))
 
 
 @app.command(epilog=EXIT_CODES)

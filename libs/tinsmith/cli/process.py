@@ -66,10 +66,18 @@ class ServiceProcess:
     """A child that speaks the protocol of ``tinsmith.lifeline``."""
 
     def __init__(
-        self, label: str, argv: Sequence[str], env: Mapping[str, str], *, rank: int
+        self,
+        label: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        rank: int,
+        pass_fds: tuple[int, ...] = (),
     ) -> None:
+        """``pass_fds`` stay open in it, besides what the protocol needs."""
         self.label = label
         self.rank = rank
+        self._pass_fds = pass_fds
         self._argv = argv
         self._env = env
         self._error_line = ""
@@ -98,7 +106,7 @@ class ServiceProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_end,
                 stderr=output_end,
-                pass_fds=(ready_end,),
+                pass_fds=(ready_end, *self._pass_fds),
                 start_new_session=True,
                 preexec_fn=lifeline.tied_to(parent),  # noqa: PLW1509 - two C calls
             )

@@ -1,4 +1,4 @@
-"""Ports and hosts: which one is free, and whether a server can be reached at all."""
+"""Whether a server can be reached at all."""
 
 from __future__ import annotations
 
@@ -27,10 +27,3 @@ def unreachable(url: str, *, default_port: int) -> str:
     thread.start()
     thread.join(REACH_S)
     return reasons[0]
-
-
-def free_port(host: str) -> int:
-    """A port that nothing listens on now."""
-    with socket.create_server((host, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -43,7 +43,9 @@ class Timing:
 class Supervisor:
     """Made by ``supervise``; used by one task."""
 
-    def __init__(self, log: LogStream, group: asyncio.TaskGroup, timing: Timing) -> None:
+    def __init__(
+        self, log: LogStream, group: asyncio.TaskGroup, timing: Timing, label: str
+    ) -> None:
         self.stopping = asyncio.Event()
         """Set to end everything; also set when a process cannot be started."""
         self.ready: dict[str, Ready] = {}
@@ -54,6 +56,7 @@ class Supervisor:
         self._log = log
         self._group = group
         self._timing = timing
+        self._label = label
         self._processes: list[Process] = []
         self._changed = asyncio.Event()
 
@@ -75,7 +78,7 @@ class Supervisor:
                 return True
             if not await self._any_change(self._timing.notice_s):
                 waited = loop.time() - began
-                self._log.write(OWN_LABEL, f"waiting for {', '.join(missing)} ({waited:.0f} s)")
+                self._log.write(self._label, f"waiting for {', '.join(missing)} ({waited:.0f} s)")
         return False
 
     def request_stop(self) -> None:
@@ -83,7 +86,7 @@ class Supervisor:
         if self.stopping.is_set():
             self.kill_all()
             return
-        self._log.write(OWN_LABEL, "stopping")
+        self._log.write(self._label, "stopping")
         self.stopping.set()
         self._changed.set()
 
@@ -109,7 +112,7 @@ class Supervisor:
             process.terminate()
         await _ended(running, timeout_s=until - loop.time())
         for process in [p for p in running if p.is_running]:
-            self._log.write(OWN_LABEL, f"{process.label} did not stop in time; killing it")
+            self._log.write(self._label, f"{process.label} did not stop in time; killing it")
             process.kill()
 
     async def _keep(self, process: Process) -> None:
@@ -130,7 +133,7 @@ class Supervisor:
                 return
             pause = life.next_pause(loop.time() - began)
             how = f"signal {-code}" if code < 0 else f"code {code}"
-            self._log.write(OWN_LABEL, f"{process.label} ended ({how}); restart in {pause:g} s")
+            self._log.write(self._label, f"{process.label} ended ({how}); restart in {pause:g} s")
             await self._stopped_within(pause)
 
     async def _run_once(self, process: Process, life: _Life) -> int:
@@ -225,14 +228,16 @@ async def _happens(event: asyncio.Event, patience_s: float) -> bool:
 
 
 @asynccontextmanager
-async def supervise(log: LogStream, timing: Timing | None = None) -> AsyncIterator[Supervisor]:
-    """A supervisor that stops everything in order when the block ends.
+async def supervise(
+    log: LogStream, timing: Timing | None = None, *, label: str = OWN_LABEL
+) -> AsyncIterator[Supervisor]:
+    """A supervisor that stops everything in order when the block ends; ``label`` is its own.
 
     Raises:
         StartupError: why a process could not be started, after all have been stopped.
     """
     async with asyncio.TaskGroup() as group:
-        supervisor = Supervisor(log, group, timing or Timing())
+        supervisor = Supervisor(log, group, timing or Timing(), label)
         try:
             yield supervisor
         except StartupError as error:

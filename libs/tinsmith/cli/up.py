@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import os
 import shlex
@@ -17,7 +18,7 @@ from tinsmith.cli import folder, models, plan
 from tinsmith.cli.foreground import require_extra
 from tinsmith.cli.output import LogStream
 from tinsmith.cli.process import BrokerProcess
-from tinsmith.cli.reach import free_port, unreachable
+from tinsmith.cli.reach import unreachable
 from tinsmith.cli.supervisor import OWN_LABEL, Supervisor, supervise
 from tinsmith.errors import ConfigError, StartupError
 
@@ -160,17 +161,23 @@ class _Up:
             environ["FORCE_COLOR"] = "1"
         if self._key_file:
             environ["TINSMITH_GATEWAY__API_KEY_FILE"] = self._key_file
-        if (host := plan.any_port_host(self._config)) is not None:
-            # Chosen once: clients must find the gateway again after a restart.
-            environ["TINSMITH_GATEWAY__PORT"] = str(free_port(host))
-        services = plan.service_processes(self._config, self._options.services, environ)
-        supervisor.on_ready = lambda: self._write_files(supervisor)
-        if await supervisor.bring_up(services):
-            self._greet(supervisor)
-            await supervisor.stopping.wait()
+        names = self._options.services
+        with contextlib.ExitStack() as opened:
+            # Held here, so that clients wait, and find it again, while a gateway is restarted.
+            address = (
+                opened.enter_context(plan.gateway_address(self._config))
+                if "gateway" in names
+                else None
+            )
+            services = plan.service_processes(self._config, names, environ, address)
+            supervisor.on_ready = lambda: self._write_files(supervisor)
+            if await supervisor.bring_up(services):
+                self._greet(supervisor)
+                await supervisor.stopping.wait()
 
     def _base_url(self, supervisor: Supervisor) -> str:
-        return str(supervisor.ready.get("gateway", {}).get("url", ""))
+        urls = (told.get("url", "") for told in supervisor.ready.values())
+        return next((str(url) for url in urls if str(url).startswith("http")), "")
 
     def _write_files(self, supervisor: Supervisor) -> None:
         content = {

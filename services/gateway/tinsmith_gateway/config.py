@@ -20,6 +20,8 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """Address to listen on; ``0.0.0.0`` for every interface."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8400
     """TCP port; 0 lets the system choose."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes that answer on the address together; one that dies is started again."""
     public_url: str = ""
     """Address under which clients reach the gateways, for the links that they are given; by default
     the one that the request was sent to."""
@@ -46,8 +48,11 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """Most tokens of one request: those of its datums, or of the prompt and of all continuations
     that a sampling request asks for."""
     max_unfinished: Annotated[int, Meta(ge=1)] = 20_000
-    """Most training and sampling requests of one owner that a gateway has taken in and that are not
-    done; more are answered with 429, and sent again by the client."""
+    """Most training and sampling requests of one owner, at all gateways together, that are not
+    done; more are answered with 429, and sent again by the client. A key can have its own."""
+    sampling_share: Annotated[int, Meta(ge=1)] = 1000
+    """Most sampling requests of one owner that samplers are given at a time; more are held until
+    some are done, and their clients are told their place. A key can have its own."""
     compress_training_requests: bool = False
     """Ask clients to send training data as zstd: less network, more work on both sides."""
     batch_polls: bool = False
@@ -62,9 +67,11 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     session_timeout_s: Annotated[float, Meta(ge=120)] = 300.0
     """A session without a sign of life for so long is over and its models are released."""
     long_poll_s: Annotated[float, Meta(gt=0, le=40)] = 30.0
-    """How long a poll for a result is held open; the client gives up after 45 s."""
+    """How long a poll for a result is held open, and at least seven tenths of that; the client
+    gives up after 45 s."""
     recheck_s: Annotated[float, Meta(gt=0)] = 5.0
-    """How often a held poll looks at the store, in case the ping that should wake it was lost."""
+    """How often it is looked for held polls whose work is done, in case the pings that should have
+    woken them were lost."""
     service_stale_s: Annotated[float, Meta(gt=0)] = 10.0
     """A trainer or sampler that has been silent for so long counts as gone."""
     no_worker_timeout_s: Annotated[float, Meta(gt=0)] = 600.0

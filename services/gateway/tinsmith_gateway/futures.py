@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.services import QueuePlace, SampleReady
     from tinsmith_gateway.config import GatewayConfig
     from tinsmith_gateway.liveness import Services
+    from tinsmith_gateway.unfinished import Unfinished
     from tinsmith_gateway.whereabouts import Whereabouts, Work
     from tinsmith_gateway.wire.results import Payload
 
@@ -35,7 +36,7 @@ LOOKS_AT_ONCE = 64  # thousands of polls must not stand in a heartbeat's way to 
 class Pending:
     """No result yet; ``reason`` is text for the user."""
 
-    state: str  # "active" or "paused_capacity"
+    state: str  # "active", "paused_capacity" or "paused_rate_limit"
     reason: str | None = None
 
 
@@ -43,15 +44,22 @@ class Futures:
     """Answers polls."""
 
     def __init__(
-        self, bus: Bus, whereabouts: Whereabouts, services: Services, config: GatewayConfig
+        self,
+        bus: Bus,
+        whereabouts: Whereabouts,
+        services: Services,
+        unfinished: Unfinished,
+        config: GatewayConfig,
     ) -> None:
         self._bus = bus
         self._whereabouts = whereabouts
         self._services = services
+        self._counted = unfinished
         self._config = config
         self._subscriptions = AsyncExitStack()
         self._is_closing = False
         self._looks = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._rechecked_at = 0.0
         self.waiters = Waiters()
 
     async def start(self) -> None:
@@ -88,34 +96,59 @@ class Futures:
 
     async def _wait(self, work: Work, woken: asyncio.Event) -> Payload | Pending:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._config.long_poll_s
-        is_first = True
+        # Spread out: polls that came together would otherwise come back together for ever.
+        deadline = clock() + self._config.long_poll_s * random.uniform(0.7, 1.0)
+        trouble: Pending | None = None
+        woken.set()
         while True:
-            # Before the look: a ping that comes while the store is read is not lost.
-            woken.clear()
-            found = await self._look(work, is_first=is_first)
-            is_first = False
+            if woken.is_set() or trouble is not None:
+                # Before the look: a ping that comes while the store is read is not lost.
+                woken.clear()
+                found = await self._look(work)
+                if not (found is None or isinstance(found, Pending)):
+                    return found
+                trouble = found
             left_s = deadline - clock()
-            if not isinstance(found, Pending) or left_s <= 0 or self._is_closing:
-                return found
-            # Spread out: polls that came together would otherwise look together for ever.
-            pause_s = self._config.recheck_s * random.uniform(0.5, 1.5)
-            await wait_for(woken, min(left_s, pause_s))
+            if left_s <= 0 or self._is_closing:
+                return trouble or await self._why_pending(work)
+            await wait_for(woken, min(left_s, self._config.recheck_s))
+            await self._wake_overlooked()
 
-    async def _look(self, work: Work, *, is_first: bool) -> Payload | Pending:
+    async def _wake_overlooked(self) -> None:
+        """Wakes the polls for what has left its queue, once for all of them.
+
+        In case the pings that should have done so were lost: a look for each poll would keep
+        thousands of them from being answered.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._rechecked_at < self._config.recheck_s or not self._bus.is_connected:
+            return
+        self._rechecked_at = now
+        with suppress(BrokerUnavailable):  # the next one looks again
+            queued = await self._counted.look()
+            for request_id in self.waiters.request_ids() - queued.all:
+                self.waiters.wake(request_id)
+
+    async def _look(self, work: Work) -> Payload | Pending | None:
+        """What is stored, None when there is nothing yet, or why that cannot be told."""
         try:
             async with self._looks:
-                found = await work.stored()
-                if found is None and is_first:
-                    found = await self._check_queued(work)
-                return found or await self._unfinished(work)
+                return await work.stored() or await self._check_queued(work)
         except BrokerUnavailable as error:
             # An error here would be polled again at once: waiting is kinder to all.
             return Pending("paused_capacity", str(error))
 
+    async def _why_pending(self, work: Work) -> Payload | Pending:
+        if not self._bus.is_connected:
+            return Pending("paused_capacity", "the message broker cannot be reached")
+        try:
+            return await self._unfinished(work)
+        except BrokerUnavailable as error:
+            return Pending("paused_capacity", str(error))
+
     async def _check_queued(self, work: Work) -> Payload | None:
         """NotFound when the work is neither queued nor done."""
-        if await work.is_queued():
+        if self._counted.is_counted(work.request_id) or await work.is_queued():
             return None
         # It may have been finished between the two looks.
         if (found := await work.stored()) is not None:
@@ -142,6 +175,8 @@ class Futures:
                 "paused_capacity",
                 f"no {work.role} for model {work.base_model!r} is running; waiting for one",
             )
+        if (reason := self._counted.why_held(work.request_id)) is not None:
+            return Pending("paused_rate_limit", reason)
         if (reason := await self._why_held_up(work)) is not None:
             return Pending("paused_capacity", reason)
         return Pending("active")

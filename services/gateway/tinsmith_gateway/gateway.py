@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from tinsmith.messages.table import SERVICE_ALIVE, SESSION_ALIVE
+from tinsmith_gateway.abandoned import Abandoned
 from tinsmith_gateway.auth import Keyring
 from tinsmith_gateway.completions import Completions
 from tinsmith_gateway.futures import Futures
+from tinsmith_gateway.holding import Holding
+from tinsmith_gateway.limits import Limits
 from tinsmith_gateway.liveness import Hearing, Services
 from tinsmith_gateway.models import Models
 from tinsmith_gateway.openai.desk import Desk
@@ -21,6 +24,7 @@ from tinsmith_gateway.sessions import Sessions
 from tinsmith_gateway.signing import Signer
 from tinsmith_gateway.tokens import Tokens
 from tinsmith_gateway.unfinished import Unfinished
+from tinsmith_gateway.waiters import wait_for
 from tinsmith_gateway.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -52,6 +56,8 @@ class Gateway:
     signer: Signer
     tokens: Tokens | None  # None: clients present their keys
     unfinished: Unfinished
+    holding: Holding
+    abandoned: Abandoned
     openai: Desk
     _subscriptions: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -65,6 +71,7 @@ class Gateway:
         registry = Registry(bus)
         models = Models(registry.served)
         sessions = Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s)
+        unfinished = Unfinished(bus, registry, Limits(config, registry.api_keys))
         tokens = Tokens(bus, config.token_lifetime_s) if config.exchange_keys else None
         return cls(
             config=config,
@@ -76,11 +83,15 @@ class Gateway:
             registry=registry,
             models=models,
             sessions=sessions,
-            futures=Futures(bus, Whereabouts(bus, registry, models, seals), services, config),
+            futures=Futures(
+                bus, Whereabouts(bus, registry, models, seals), services, unfinished, config
+            ),
             completions=Completions(bus, config),
             signer=Signer(bus),
             tokens=tokens,
-            unfinished=Unfinished(bus, config.max_unfinished),
+            unfinished=unfinished,
+            holding=Holding(bus, unfinished),
+            abandoned=Abandoned(bus, registry, models, sessions, unfinished),
             openai=Desk(bus, registry, sessions),
         )
 
@@ -109,15 +120,18 @@ class Gateway:
         await self._subscriptions.aclose()
 
     async def keep_watch(self, stopping: asyncio.Event) -> None:
-        """Ends silent sessions, until ``stopping``; then lets held polls go."""
-        while not stopping.is_set():
-            self.hearing.tick(is_connected=self.bus.is_connected)
-            await self.sessions.expire_silent()
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
+        """What is to be done beside requests, until ``stopping``; then lets held polls go."""
+        async with asyncio.TaskGroup() as tasks:
+            beside = (
+                tasks.create_task(self.holding.run(), name="let samples go"),
+                tasks.create_task(self.abandoned.run(), name="cancel the abandoned"),
+            )
+            while not stopping.is_set():
+                self.hearing.tick(is_connected=self.bus.is_connected)
+                await self.sessions.expire_silent()
+                await wait_for(stopping, TICK_S)
+            for task in beside:
+                task.cancel()
         self.futures.release()
         self.completions.release()
 

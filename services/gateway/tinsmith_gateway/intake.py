@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tinsmith import ids
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import Gone, InvalidRequest
 from tinsmith.messages import ops
 from tinsmith.messages.table import OPS, PLACEMENTS
 from tinsmith_gateway.sameness import check_same
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 async def create(gateway: Gateway, run: Run, body: ops.CreateModel) -> dict[str, str]:
     """A new model: its entry, its first op, and a place among the trainers."""
     model_id = run.model_id
-    await _count(gateway, run.owner, model_id, 0)
+    await gateway.unfinished.admit(run.owner, model_id, 0)
     if await gateway.registry.runs.get(ids.token(model_id)) is None:
         await gateway.seals.make(model_id)  # first: whoever sees the run must find its key
     stored = await gateway.registry.runs.table.create(ids.token(model_id), run)
@@ -54,13 +54,18 @@ async def admit(gateway: Gateway, owner: str, place: Sequenced) -> Run:
 
     Raises:
         NotFound: no such model, or not of ``owner``.
-        Gone: its session has ended.
+        Gone: its session has ended, or it was unloaded.
         Busy: ``owner`` has too much that is not done.
     """
     structlog.contextvars.bind_contextvars(model_id=place.model_id, seq=place.seq_id)
     run = await gateway.registry.run(owner, place.model_id)
     gateway.sessions.check_active(await gateway.registry.session(owner, run.session_id))
-    await _count(gateway, owner, place.model_id, place.seq_id)
+    if run.unloaded_ns is not None:
+        raise Gone(
+            f"model_id: {run.model_id} was unloaded; create a model, from a checkpoint of it if "
+            "there is one"
+        )
+    await gateway.unfinished.admit(owner, place.model_id, place.seq_id)
     return run
 
 
@@ -68,13 +73,6 @@ async def submit(gateway: Gateway, place: Sequenced, body: ops.OpBody) -> dict[s
     """One op of an admitted request; never waits for those before it."""
     await _enqueue(gateway, ops.Op(model_id=place.model_id, seq=place.seq_id, body=body))
     return _promise(place.model_id, place.seq_id)
-
-
-async def _count(gateway: Gateway, owner: str, model_id: str, seq: int) -> None:
-    async def is_queued() -> bool:
-        return await gateway.bus.is_queued(OPS, **op_tokens(model_id, seq))
-
-    await gateway.unfinished.admit(owner, model_id, seq, is_queued)
 
 
 async def _enqueue(gateway: Gateway, op: ops.Op) -> None:
@@ -87,6 +85,7 @@ async def _enqueue(gateway: Gateway, op: ops.Op) -> None:
     seal = await gateway.seals.of(op.model_id)
     while True:
         is_queued = await gateway.bus.enqueue(OPS, op, seal, **tokens)
+        gateway.unfinished.arrived(ids.future_id(op.model_id, op.seq))
         if (record := await gateway.bus.log.get(op.model_id, op.seq)) is not None:
             return check_same(op, await gateway.bus.log.op(record, seal))
         if is_queued:

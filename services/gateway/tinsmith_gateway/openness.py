@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import urllib.parse
 
@@ -16,6 +17,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@functools.lru_cache(256)  # every request asks, and few differ
 def is_local(host_header: str, origin: str | None) -> bool:
     """Whether a request was sent to this machine by name, and by no page from elsewhere.
 

@@ -6,6 +6,7 @@ and one that has heard nothing yet waits for the whole timeout.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class Sessions:
         self._hearing = hearing
         self._timeout_s = timeout_s
         self._heard: dict[str, float] = {}
+        self.some_ended = asyncio.Event()
+        """Set when a session has ended here, for whoever cleans up behind it."""
 
     async def open(self, owner: str, asked: CreateSession) -> Session:
         """A new session of ``owner``; InvalidRequest when what it is to be told by is too much."""
@@ -96,7 +99,10 @@ class Sessions:
                 finish_reason=reason,
                 ended_ns=time.time_ns(),
             )
-            await self._view.table.put(ids.token(session.session_id), ended)
+            key = ids.token(session.session_id)
+            await self._view.table.put(key, ended)
+            self._view.apply(key, ended)  # the watch tells of it a little later
+            self.some_ended.set()
         self._heard.pop(session.session_id, None)
 
     async def expire_silent(self) -> None:

@@ -19,6 +19,10 @@ class Waiters:
     def __len__(self) -> int:
         return sum(map(len, self._events.values()))
 
+    def request_ids(self) -> set[str]:
+        """What is waited for."""
+        return set(self._events)
+
     @contextmanager
     def waiting(self, request_id: str) -> Iterator[asyncio.Event]:
         """An event that is set when the request may have a result."""

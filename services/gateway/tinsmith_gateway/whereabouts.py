@@ -16,8 +16,8 @@ from tinsmith import ids
 from tinsmith.errors import Forgotten
 from tinsmith.messages import ops
 from tinsmith.messages.failures import to_failed
-from tinsmith.messages.table import OPS, SAMPLES
-from tinsmith_gateway.wire import custom_losses, results
+from tinsmith.messages.table import HELD, OPS, SAMPLES
+from tinsmith_gateway.wire import custom_losses, results, unloading
 from tinsmith_gateway.wire.heads import head_metrics
 
 if TYPE_CHECKING:
@@ -57,7 +57,12 @@ class Whereabouts:
     async def of(self, owner: str, request_id: str) -> Work:
         """InvalidRequest for what is no request id; NotFound unless its target is ``owner``'s."""
         if (named := custom_losses.session_and_loss(request_id)) is not None:
-            return await self._custom_loss(owner, request_id, *named)
+            session_id, loss_id = named
+            await self._registry.session(owner, session_id)
+            return _done(request_id, session_id, custom_losses.created(loss_id))
+        if (model_id := unloading.model_of(request_id)) is not None:
+            run = await self._registry.run(owner, model_id)
+            return _done(request_id, run.session_id, unloading.unloaded(model_id))
         future = ids.parse_future_id(request_id)
         if future.kind == "train":
             return await self._training(owner, request_id, future)
@@ -75,30 +80,9 @@ class Whereabouts:
             is_queued=lambda: self._bus.is_queued(OPS, **tokens),
         )
 
-    async def _custom_loss(
-        self, owner: str, request_id: str, session_id: str, loss_id: str
-    ) -> Work:
-        await self._registry.session(owner, session_id)
-        created = custom_losses.created(loss_id)
-
-        async def stored() -> Payload:
-            return created
-
-        async def is_queued() -> bool:
-            return False
-
-        return Work(
-            request_id=request_id,
-            session_id=session_id,
-            role="trainer",
-            base_model="",
-            stored=stored,
-            is_queued=is_queued,
-        )
-
     async def _sampling(self, owner: str, request_id: str, future: ids.FutureId) -> Work:
         sampler = await self._registry.sampler(owner, future.target)
-        base_model = self._models.resolve(sampler.base_model)
+        base_model = self._models.resolve_sampled(sampler.base_model)
         tokens = sample_tokens(base_model, future.target, future.seq)
         return Work(
             request_id=request_id,
@@ -106,7 +90,7 @@ class Whereabouts:
             role="sampler",
             base_model=base_model,
             stored=lambda: self._sample_result(future),
-            is_queued=lambda: self._bus.is_queued(SAMPLES, **tokens),
+            is_queued=lambda: is_sample_queued(self._bus, owner, tokens),
         )
 
     async def _op_result(self, future: ids.FutureId) -> Payload | None:
@@ -135,6 +119,25 @@ class Whereabouts:
         return None if result is None else results.sample_payload(result)
 
 
+def _done(request_id: str, session_id: str, payload: Payload) -> Work:
+    """Work that was over when it was asked for: its id tells the result."""
+
+    async def stored() -> Payload:
+        return payload
+
+    async def is_queued() -> bool:
+        return False
+
+    return Work(
+        request_id=request_id,
+        session_id=session_id,
+        role="trainer",
+        base_model="",
+        stored=stored,
+        is_queued=is_queued,
+    )
+
+
 def op_tokens(model_id: str, seq: int) -> dict[str, str]:
     """What fills the subject of a training op."""
     return {"model": ids.token(model_id), "seq": str(seq)}
@@ -147,6 +150,20 @@ def sample_tokens(base_model: str, sampler_id: str, seq: int) -> dict[str, str]:
         "sampler": ids.token(sampler_id),
         "seq": str(seq),
     }
+
+
+def held_tokens(owner: str, tokens: dict[str, str]) -> dict[str, str]:
+    """What fills the subject of one that is held; ``tokens`` are those of ``sample_tokens``."""
+    return {"owner": owner, **tokens}
+
+
+async def is_sample_queued(bus: Bus, owner: str, tokens: dict[str, str]) -> bool:
+    """Whether a sampling request waits, is held, or is being worked on."""
+    if await bus.is_queued(SAMPLES, **tokens):
+        return True
+    if await bus.is_queued(HELD, **held_tokens(owner, tokens)):
+        return True
+    return await bus.is_queued(SAMPLES, **tokens)  # it may have been let go between the two looks
 
 
 def _report_odd_metrics(result: ops.ForwardBackwardDone) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tinsmith.cli import plan
 from tinsmith.config import Config, ModelConfig, load
+from tinsmith.errors import ConfigError
 
 ONE = Config(models=(ModelConfig(name="org/a"),))
 TWO = Config(models=(ModelConfig(name="org/a"), ModelConfig(name="org/b")))
@@ -30,10 +31,51 @@ def test_two_models_have_two_of_each():
     ]
 
 
+def test_each_worker_of_the_gateway_is_a_process():
+    config = load(None, {"TINSMITH_GATEWAY__WORKERS": "2"})
+
+    assert labels(config, ("gateway", "checkpointer")) == ["gateway:1", "gateway:2", "checkpointer"]
+
+
 def test_models_of_one_short_name_are_told_apart():
     twins = Config(models=(ModelConfig(name="org/a"), ModelConfig(name="other/a")))
 
     assert labels(twins, ("trainer",)) == ["trainer:org/a", "trainer:other/a"]
+
+
+def test_a_model_that_is_trained_whole_has_one_more_trainer():
+    whole = Config(models=(ModelConfig(name="org/a", full=True), ModelConfig(name="org/b")))
+    found = list(plan.instances(whole, ("trainer", "sampler")))
+
+    assert [label for label, _, _ in found] == [
+        "trainer:a",
+        "trainer:a:full",
+        "trainer:b",
+        "sampler:a",
+        "sampler:b",
+    ]
+    assert found[1] == ("trainer:a:full", "trainer", "org/a:full")
+    assert whole.model("org/a:full").source == "org/a"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ('name = "a:full"', "'a:full' ends in ':full'"),
+        ('name = "a"\nfull = true\nquantization = "nf4"', "cannot be trained"),
+    ],
+)
+def test_what_cannot_be_trained_whole_is_no_configuration(tmp_path, model, words):
+    file = tmp_path / "tinsmith.toml"
+    file.write_text(f"[[models]]\n{model}\n")
+
+    with pytest.raises(ConfigError, match=words):
+        load(file, {})
+
+
+def test_the_name_of_a_whole_model_is_unknown_unless_it_is_configured():
+    with pytest.raises(ConfigError, match="set full = true"):
+        ONE.model("org/a:full")
 
 
 def test_only_the_named_services_are_started():

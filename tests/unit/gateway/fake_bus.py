@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 
 from blake3 import blake3
 
@@ -117,6 +118,25 @@ class FakeBus:
             for subject, data in self._queued.items()
             if subject.startswith(prefix)
         ]
+
+    async def subjects(self, queue):
+        self.check()
+        prefix = queue.wildcard.partition("*")[0]
+        return {subject for subject in self._queued if subject.startswith(prefix)}
+
+    async def move_first(self, source, target, **tokens):
+        self.check()
+        wanted = source.subject(**tokens)
+        for subject in tuple(self._queued):
+            if fnmatchcase(subject, wanted):
+                found = source.tokens(subject)
+                message = source.messages.decode(self._queued[subject])
+                await self.enqueue(
+                    target, message, **{k: v for k, v in found.items() if k != "owner"}
+                )
+                del self._queued[subject]
+                return found
+        return None
 
     async def withdraw(self, queue, **tokens):
         self.check()

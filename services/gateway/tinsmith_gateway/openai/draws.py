@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from tinsmith.errors import BrokerUnavailable, Gone, NoResponder
 from tinsmith.messages.failures import to_exception
 from tinsmith.messages.sampling import SampleDone, SampleFailed, TokensDrawn
-from tinsmith.messages.table import SAMPLES
 from tinsmith_gateway.cancelling import cancel_sample
-from tinsmith_gateway.whereabouts import sample_tokens
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -79,19 +77,18 @@ class Draws:
                 recheck_at = clock() + self._gateway.config.recheck_s
 
     async def _send(self, sample: Sample) -> None:
-        gateway = self._gateway
-        tokens = sample_tokens(sample.base_model, sample.sampler_id, sample.seq)
-
-        async def is_queued() -> bool:
-            return await gateway.bus.is_queued(SAMPLES, **tokens)
-
-        await gateway.unfinished.admit(self._owner, sample.sampler_id, sample.seq, is_queued)
         self._unfinished[sample.request_id] = sample
-        await gateway.bus.enqueue(SAMPLES, sample, **tokens)
+        await self._gateway.holding.send(self._owner, sample)
 
     async def _cancel(self, sample: Sample) -> None:
         with suppress(BrokerUnavailable):  # then it is drawn in vain
-            await cancel_sample(self._gateway.bus, sample.base_model, sample.sampler_id, sample.seq)
+            await cancel_sample(
+                self._gateway.bus,
+                sample.base_model,
+                sample.sampler_id,
+                sample.seq,
+                owner=self._owner,
+            )
         self._gateway.unfinished.done(sample.request_id)
 
     async def _look(self, request_id: str) -> SampleDone | None:

@@ -49,4 +49,4 @@ def _base(gateway: Gateway, name: str, base_model: str) -> Source:
             f"model: {name[:200]!r} is not served for sampling; served are {there_are}, and "
             "tinker:// paths of weights that save_weights_for_sampler has saved"
         )
-    return Source(name, gateway.models.resolve(base_model), served)
+    return Source(name, gateway.models.resolve_sampled(base_model), served)
