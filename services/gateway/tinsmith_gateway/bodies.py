@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PREFIX_BYTES = 512  # of a body that is too large: enough to tell whose it is
+EDGE_BYTES = 512  # of a body that is too large: enough to tell whose it is
 STALL_S = 60.0  # between two parts of a body; the client itself gives up sooner
 THREAD_BYTES = 1 << 20  # work on more than this is done beside the event loop
 
@@ -48,11 +48,12 @@ class UnsupportedBody(InvalidRequest):
 
 
 class BodyTooLarge(TooLarge):
-    """A body over a limit; ``prefix`` is how it begins."""
+    """A body over a limit; ``prefix`` is how it begins, ``last`` the last that was read of it."""
 
-    def __init__(self, message: str, prefix: bytes) -> None:
+    def __init__(self, message: str, prefix: bytes, last: bytes = b"") -> None:
         super().__init__(message)
         self.prefix = prefix
+        self.last = last
 
 
 class Limits(NamedTuple):
@@ -62,12 +63,13 @@ class Limits(NamedTuple):
     inflated: int
     setting: str
 
-    def exceeded(self, limit: str, prefix: bytes) -> BodyTooLarge:
+    def exceeded(self, limit: str, prefix: bytes, last: bytes = b"") -> BodyTooLarge:
         """The error of a body that is larger."""
         return BodyTooLarge(
             f"request body: over the limit of {limit}; send fewer or shorter items per request, "
             f"or raise {self.setting}",
             prefix,
+            last,
         )
 
 
@@ -76,25 +78,25 @@ async def read_json(request: web.Request, type_: type[T]) -> T:
     return requests.decode(await read(request, JSON), type_)
 
 
-async def read(request: web.Request, content_type: str) -> bytes:
+async def read(request: web.Request, *content_types: str) -> bytes:
     """The whole body, decompressed.
 
     Raises:
-        UnsupportedBody: another content type, or an unknown compression.
+        UnsupportedBody: none of ``content_types``, or an unknown compression.
         BodyTooLarge: over the limits of its content type.
         InvalidRequest: it broke off, or cannot be decompressed.
     """
-    if request.content_type != content_type:
+    if request.content_type not in content_types:
         raise UnsupportedBody(
             f"Content-Type: {request.content_type!r} is not what {request.path} takes; "
-            f"send {content_type}, as tinker clients from 0.30 on do"
+            f"send {' or '.join(content_types)}"
         )
     coding = request.headers.get("Content-Encoding", "identity").lower()
     if coding not in ("identity", *_DECODERS):
         raise UnsupportedBody(
             f"Content-Encoding: {coding!r} is unknown; send zstd, gzip or identity"
         )
-    limits = _limits(request.app[GATEWAY].config, content_type)
+    limits = _limits(request.app[GATEWAY].config, request.content_type)
     raw = await _receive(request, coding, limits)
     if coding == "identity":
         return raw
@@ -120,10 +122,23 @@ async def _receive(request: web.Request, coding: str, limits: Limits) -> bytes:
             size += len(part)
             if size > limits.received:
                 prefix = _prefix(b"".join(parts), coding)
-                raise limits.exceeded(f"{limits.received} bytes", prefix)
+                last = b"".join(parts[-2:])[-EDGE_BYTES:] if coding == "identity" else b""
+                raise limits.exceeded(f"{limits.received} bytes", prefix, last)
     except (ConnectionError, web.RequestPayloadError) as error:
         raise InvalidRequest(f"request body: broken off after {size} bytes") from error
     return b"".join(parts)
+
+
+async def end_of(request: web.Request, error: BodyTooLarge) -> bytes:
+    """The last bytes of a body that is too large, which is read and dropped up to a limit."""
+    last, left = error.last, request.app[GATEWAY].config.max_body_bytes
+    try:
+        while left > 0 and (part := await _next_part(request, 0)):
+            last = (last + part)[-EDGE_BYTES:]
+            left -= len(part)
+    except (ConnectionError, web.RequestPayloadError, InvalidRequest):
+        return b""  # broken off: it has no end
+    return last
 
 
 async def _next_part(request: web.Request, size: int) -> bytes:
@@ -146,7 +161,7 @@ def inflate(raw: bytes, coding: str, limits: Limits) -> bytes:
     except (zlib.error, zstd.ZstdError) as error:
         raise InvalidRequest(f"request body: not valid {coding} ({error})") from error
     if len(data) > limits.inflated:
-        raise limits.exceeded(f"{limits.inflated} bytes once decompressed", data[:PREFIX_BYTES])
+        raise limits.exceeded(f"{limits.inflated} bytes once decompressed", data[:EDGE_BYTES])
     if not decoder.eof or decoder.unused_data:
         raise InvalidRequest(f"request body: not exactly one complete {coding} stream")
     return data
@@ -154,9 +169,9 @@ def inflate(raw: bytes, coding: str, limits: Limits) -> bytes:
 
 def _prefix(raw: bytes, coding: str) -> bytes:
     if coding == "identity":
-        return raw[:PREFIX_BYTES]
+        return raw[:EDGE_BYTES]
     try:
-        return _DECODERS[coding]().decompress(raw, PREFIX_BYTES)
+        return _DECODERS[coding]().decompress(raw, EDGE_BYTES)
     except (zlib.error, zstd.ZstdError):
         return b""  # what cannot be read tells nobody's name
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tinsmith.errors import TinsmithError
 from tinsmith.messages.failures import message_of
-from tinsmith_gateway import responses
+from tinsmith_gateway import responses, versions
 from tinsmith_gateway.auth import Caller
 from tinsmith_gateway.gateway import GATEWAY
 from tinsmith_gateway.openai import errors as openai_errors
@@ -83,6 +83,13 @@ async def report_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
+async def check_client(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """NotSupported for a client of a version that this server does not serve."""
+    versions.check_client(request.path, request.headers)
+    return await handler(request)
+
+
+@web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Finds who is behind the key that is presented; Unauthorized without a valid one."""
     if request.path in OPEN_PATHS or request.path.startswith(DOWNLOADS):
@@ -114,4 +121,4 @@ def crash_message() -> str:
     return f"internal error; the gateway's log has the details under {trace_id}"
 
 
-ALL = (trace, report_errors, authenticate)
+ALL = (trace, report_errors, check_client, authenticate)

@@ -89,12 +89,6 @@ async def test_a_wrong_content_type_is_415(rig):
     assert (answer.status, "application/json" in answer.detail) == (415, True)
 
 
-async def test_json_training_requests_of_old_clients_are_refused_clearly(rig):
-    answer = await rig.post("forward_backward", {"forward_backward_input": {}})
-
-    assert (answer.status, "0.30" in answer.detail) == (415, True)
-
-
 async def test_an_unknown_coding_is_415(rig):
     answer = await rig.post_proto(b"x", headers={"Content-Encoding": "br"})
 

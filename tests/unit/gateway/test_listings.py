@@ -137,19 +137,3 @@ async def test_what_is_not_yours_is_not_there(rig, path):
     model = await rig.model(key=OTHER)
 
     assert (await rig.get(path.format(model))).status == 404
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "training_runs/a:train:0/checkpoints/external_weights/x/external_weights_urls"),
-        ("POST", "forward"),
-        ("POST", "unload_model"),
-    ],
-)
-async def test_the_rest_of_the_protocol_is_refused_by_name(rig, method, path):
-    answer = await rig.call(method, f"/api/v1/{path}")
-
-    name = path.partition("?")[0]
-    assert answer.status == 400
-    assert answer.detail == f"{method} /api/v1/{name} is not supported by this server yet"

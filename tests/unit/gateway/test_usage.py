@@ -45,7 +45,7 @@ async def test_the_caller_s_hours_in_the_window_are_told(rig, session, used):
         {"type": "training", "token_count": 7},
         {"type": "sampling_prefill", "cached": True, "token_count": 2},
         {"type": "checkpoint", "count": 1},
-        {"type": "storage", "free": True, "gigabyte_hours": 1.0},
+        {"type": "storage", "gigabyte_hours": 1.0},
     ]
     assert {event["project_id"] for event in answer["data"]} == {"p"}
     assert answer["sessions"] == {session: {"user_metadata": {"k": "1"}}}

@@ -10,7 +10,7 @@ from tinsmith.errors import InvalidRequest
 from tinsmith.messages.base import Tensor, encode
 from tinsmith.messages.ops import ForwardBackward, Refused, Span
 from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
-from tinsmith_gateway.wire.forward_backward import Bounds, forward_backward, place_in
+from tinsmith_gateway.wire.forward_backward import Bounds, from_proto, place_in
 
 MODEL = ids.model_id(ids.new_session_id(), 0)
 LIMIT = 1 << 20
@@ -25,7 +25,7 @@ def example(recorded):
 
 
 def body_of(message, *, max_bytes=LIMIT):
-    return forward_backward(message.SerializeToString(), Bounds(max_bytes))[1]
+    return from_proto(message.SerializeToString(), Bounds(max_bytes))[1]
 
 
 def refusal(message, **kwargs):
@@ -41,7 +41,7 @@ def int64(*values):
 def test_the_place_is_that_of_the_request(example):
     message = example("backward_cross_entropy")
 
-    place, _ = forward_backward(message.SerializeToString(), Bounds(LIMIT))
+    place, _ = from_proto(message.SerializeToString(), Bounds(LIMIT))
 
     assert (place.model_id, place.seq_id) == (MODEL, 1)
 
@@ -250,7 +250,7 @@ def test_a_loss_value_of_no_kind_is_refused(example):
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"{}"])
 def test_bytes_that_are_no_request_cannot_be_attributed(raw):
     with pytest.raises(InvalidRequest, match="not a ForwardBackwardRequest"):
-        forward_backward(raw, Bounds(LIMIT))
+        from_proto(raw, Bounds(LIMIT))
 
 
 @pytest.mark.parametrize("fields", [{"model_id": "x"}, {"seq_id": 0}, {"seq_id": -1}])
@@ -258,7 +258,7 @@ def test_a_request_without_a_place_cannot_be_attributed(recorded, fields):
     message = recorded("forward_backward_ppo", **({"model_id": MODEL} | fields))
 
     with pytest.raises(InvalidRequest):
-        forward_backward(message.SerializeToString(), Bounds(LIMIT))
+        from_proto(message.SerializeToString(), Bounds(LIMIT))
 
 
 @pytest.mark.parametrize("seq", [1, 127, 128, 2**31 - 1])

@@ -22,7 +22,7 @@ from tinsmith_gateway.routes import (
     session_search,
     startup,
     training,
-    unsupported,
+    unloading,
     usage,
 )
 
@@ -33,6 +33,7 @@ _MODULES = (
     session,
     session_search,
     training,
+    unloading,
     custom_losses,
     sampling,
     clones,
@@ -47,6 +48,5 @@ _MODULES = (
     audit,
     usage,
     openai,
-    unsupported,
 )
 ROUTES = tuple(route for module in _MODULES for route in module.ROUTES)

@@ -17,7 +17,7 @@ from tinsmith_gateway import bodies, responses
 from tinsmith_gateway.futures import Pending
 from tinsmith_gateway.gateway import GATEWAY
 from tinsmith_gateway.middleware import OWNER, crash_message
-from tinsmith_gateway.wire import requests, results
+from tinsmith_gateway.wire import json_answers, requests, results
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +41,9 @@ async def retrieve_future(request: web.Request) -> web.Response:
     if isinstance(found, Pending):
         return _try_again(asked.request_id, found)
     gateway.unfinished.done(asked.request_id)
+    accept = request.headers.get("Accept", "")
+    if found.content_type == results.PROTOBUF and json_answers.is_wanted(accept):
+        found = json_answers.of(found.body, ids.parse_future_id(asked.request_id).kind)
     if asked.allow_metadata_only and len(found.body) > gateway.config.announce_bytes:
         # The client makes room for so many bytes and asks again.
         size = len(found.body)

@@ -6,15 +6,17 @@ from typing import Any
 
 from aiohttp import web
 
-from tinsmith_gateway import bodies, responses
+from tinsmith_gateway import bodies, responses, versions
 from tinsmith_gateway.gateway import GATEWAY
 from tinsmith_gateway.middleware import OWNER
 from tinsmith_gateway.wire import requests
+from tinsmith_gateway.wire.listings import optimizer_config
 
 
 async def get_server_capabilities(request: web.Request) -> web.Response:
-    """The base models that are served."""
-    return responses.of_json({"supported_models": request.app[GATEWAY].models.capabilities()})
+    """The base models that are served, and to which versions of the client."""
+    supported = request.app[GATEWAY].models.capabilities()
+    return responses.of_json({"supported_models": supported, "client_versions": versions.RANGE})
 
 
 async def get_info(request: web.Request) -> web.Response:
@@ -32,9 +34,9 @@ async def get_info(request: web.Request) -> web.Response:
             "model_id": run.model_id,
             "model_name": run.base_model,
             "model_data": data,
-            "optimizer_config": {"type": "adamw"},
-            "is_lora": True,
-            "lora_rank": run.lora.rank,
+            "optimizer_config": optimizer_config(run.optimizer),
+            "is_lora": run.lora.rank > 0,
+            "lora_rank": run.lora.rank or None,
         }
     )
 
@@ -47,12 +49,12 @@ async def weights_info(request: web.Request) -> web.Response:
     return responses.of_json(
         {
             "base_model": checkpoint.base_model,
-            "is_lora": True,
-            "lora_rank": lora.rank,
+            "is_lora": lora.rank > 0,
+            "lora_rank": lora.rank or None,
             "train_unembed": lora.train_unembed,
             "train_mlp": lora.train_mlp,
             "train_attn": lora.train_attn,
-            "optimizer_config": {"type": "adamw"},
+            "optimizer_config": optimizer_config(checkpoint.optimizer),
         }
     )
 

@@ -30,6 +30,10 @@ async def client_config(request: web.Request) -> web.Response:
             "fwdbwd_max_chunk_bytes_count": min(CHUNK_BYTES, config.max_body_bytes // 2),
             # Costs both sides more than it saves, unless the network is slow.
             "proto_compress_fwdbwd": config.compress_training_requests,
+            # Of clients from 0.22 on, which would send JSON otherwise.
+            "proto_write_fwdbwd": True,
+            # One request instead of three, for clients before 0.38.
+            "create_model_via_load_weights": True,
             # One poll for all samples of a client, or one for each, which is answered sooner.
             "sample_use_retrieve_futures": config.batch_polls,
             # Copies of a client then never use one number twice.

@@ -93,7 +93,8 @@ def _infos(used: Usage) -> Iterator[dict[str, Any]]:
         yield {"type": "checkpoint", "count": used.checkpoints}
     if used.byte_seconds:
         hours = used.byte_seconds / 3600 / GIGABYTE
-        yield {"type": "storage", "free": True, "gigabyte_hours": hours}
+        # Not "free": clients before 0.38 refuse a field that they do not know here.
+        yield {"type": "storage", "gigabyte_hours": hours}
 
 
 def _session(registry: Registry, session_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The protobuf training request as an op body: token and tensor bytes are passed on as they are."""
+"""The training request as an op body: token and tensor bytes are passed on as they are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tinsmith.errors import InvalidRequest, NotSupported, TooLarge
 from tinsmith.messages import ops
 from tinsmith.messages.base import Tensor
 from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
-from tinsmith_gateway.wire import tensors
+from tinsmith_gateway.wire import json_training, tensors
 from tinsmith_gateway.wire.requests import Sequenced
-from tinsmith_gateway.wire.training import lazily
+from tinsmith_gateway.wire.training import lazily, sequenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Bounds(NamedTuple):
     max_tokens: int = 2**31 - 1
 
 
-def forward_backward(raw: bytes, bounds: Bounds) -> tuple[Sequenced, ops.OpBody]:
+def from_proto(raw: bytes, bounds: Bounds) -> tuple[Sequenced, ops.OpBody]:
     """The request's place, and its body: ``Refused`` when the content is wrong, or too large.
 
     InvalidRequest when the request cannot be attributed to a model and a place in its sequence.
@@ -43,6 +43,16 @@ def forward_backward(raw: bytes, bounds: Bounds) -> tuple[Sequenced, ops.OpBody]
         ) from error
     place = _place(request.model_id, request.seq_id)
     return place, lazily(lambda: _body(request, bounds))
+
+
+def from_json(
+    raw: bytes, bounds: Bounds, *, forward_only: bool = False
+) -> tuple[Sequenced, ops.OpBody]:
+    """As ``from_proto``, for a request in JSON."""
+    place = sequenced(raw)
+    return place, lazily(
+        lambda: _body(json_training.to_proto(raw, forward_only=forward_only), bounds)
+    )
 
 
 def place_in(prefix: bytes) -> Sequenced | None:
