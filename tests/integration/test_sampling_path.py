@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from tests.integration.steps import datum, new_model, step
 from tinker import types as T
 
@@ -98,3 +99,23 @@ def test_an_ephemeral_sampler_is_not_a_checkpoint(client):
     listed = rest.list_checkpoints(model.model_id).result().checkpoints
 
     assert [c.checkpoint_id for c in listed] == ["weights/listed"]
+
+
+def test_other_tokens_of_a_prompt_are_scored_and_drawn(base):
+    """Dense and sparse targets, and draws, against what the client computes by itself."""
+    ids = torch.full((3, 20), -1)
+    ids[0, 0], ids[1, 0], ids[1, 1], ids[2, 1] = 9, 10, 11, 12
+    asked = {"prompt": PROMPT, "num_samples": 1, "sampling_params": T.SamplingParams(max_tokens=1)}
+    targets = [T.TensorData.from_torch(ids), T.TensorData.from_torch_sparse(ids, pad_value=-1)]
+    dense, sparse = (
+        base.sample(**asked, target_prompt_logprobs=one, prompt_alt_tokens_k=3).result()
+        for one in targets
+    )
+
+    found = dense.target_prompt_logprobs.to_torch()
+    assert (found[0, 1], found[2, 0]) == (0, 0)
+    assert sparse.target_prompt_logprobs.data == found[ids >= 0].tolist()
+    whole = T.ModelInput.from_ints([5, 6, 10])
+    assert base.compute_logprobs(whole).result()[2] == pytest.approx(float(found[1, 0]), abs=1e-5)
+    drawn = dense.prompt_alt_tokens
+    assert list(drawn.tokens.to_torch().shape) == list(drawn.logprobs.to_torch().shape) == [3, 3]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from tinsmith.messages.base import BlobRef, Failed, Message
+from tinsmith.messages.weights import PublishedVersion
 
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """Immutable adapter weights: ``version`` names these bits for ever.
 
-    ``files`` holds ``adapter_model.safetensors`` and ``adapter_config.json`` (PEFT format).
+    ``files`` holds ``adapter_model.safetensors`` and ``adapter_config.json`` (PEFT format), or
+    those of a whole model (Hugging Face format), which has ``config.json``.
     """
 
     version: str
     files: dict[str, BlobRef]
     model_id: str = ""  # the run that trained them
     op_seq: int | None = None  # of the op that saved them
+    published: PublishedVersion | None = None  # the same weights on their lineage
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False  # only true for an explicit empty stop list
+
+
+class Cells(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Cells of a matrix whose row i stands for position i + 1 of a prompt; row by row."""
+
+    width: int
+    bounds: bytes = b""  # int64 [rows + 1]: the first cell of each row; empty: every cell is there
+    columns: bytes = b""  # int64 [cells], with ``bounds``
+
+
+class TargetTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tokens to score in place of the prompt's own."""
+
+    tokens: bytes  # int32 [cells]; -1: nothing to score
+    cells: Cells
+
+
+class TargetScores(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Raw log-probabilities of ``TargetTokens``."""
+
+    logprobs: bytes  # float32 [cells]; 0 where there was nothing to score
+    cells: Cells
 
 
 class Sample(Message, frozen=True, kw_only=True):
@@ -47,11 +72,13 @@ class Sample(Message, frozen=True, kw_only=True):
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
+    target_tokens: TargetTokens | None = None
+    prompt_alt_tokens_k: int = 0  # draws at each position of the prompt after the first
     tell: str = ""  # the gateway that is told of tokens while they are drawn; empty: none
 
 
 class TopK(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The k likeliest tokens at each of ``length`` positions, row-major."""
+    """k tokens at each of ``length`` positions, the likeliest first unless drawn; row-major."""
 
     token_ids: bytes  # int32 [length, k]
     logprobs: bytes  # float32 [length, k]
@@ -89,9 +116,12 @@ class SampleDone(Message, frozen=True, kw_only=True):
     sequences: tuple[Sequence, ...] = ()
     prompt_logprobs: bytes | None = None  # float32 [n], NaN where not computed
     topk_prompt_logprobs: TopK | None = None
+    target_prompt_logprobs: TargetScores | None = None
+    prompt_alt_tokens: TopK | None = None  # from the position after the first on
     prompt_cache_hit_tokens: int = 0
     prompt_tokens: int = 0
     weight_version: str = ""
+    root: str = ""  # of the weights, where the engine follows their lineage
     plane: str = ""  # e.g. "torch/cpu/float32"
     sampler: str = ""  # the process that drew them
     environment: dict[str, str] = {}  # what it computed with: what decides the last bits
@@ -127,8 +157,11 @@ class SampleDigests(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     prompt_length: int  # tokens
     sequences: tuple[SequenceDigests, ...]
-    prompt_logprobs: str = ""  # empty for none
-    topk_prompt_logprobs: str = ""  # of the encoded TopK; empty for none
+    prompt_logprobs: str = ""  # empty for none, as those that follow
+    topk_prompt_logprobs: str = ""  # of the encoded TopK, as the last
+    target_tokens: str = ""  # of the encoded TargetTokens
+    target_prompt_logprobs: str = ""  # of the encoded TargetScores
+    prompt_alt_tokens: str = ""
 
 
 class SampleContent(Message, frozen=True, kw_only=True):
@@ -136,16 +169,19 @@ class SampleContent(Message, frozen=True, kw_only=True):
 
     prompt: bytes  # int32 [n]
     stop_strings: tuple[str, ...] = ()
+    target_tokens: TargetTokens | None = None
     sequences: tuple[Sequence, ...]
     prompt_logprobs: bytes | None = None
     topk_prompt_logprobs: TopK | None = None
+    target_prompt_logprobs: TargetScores | None = None
+    prompt_alt_tokens: TopK | None = None
 
 
 class SampleRecord(Message, frozen=True, kw_only=True):
     """One answered sampling request in the log of samples; there is one for each at most."""
 
     run: str  # the model whose weights it drew from; the session, for the base model's own
-    request: Sample  # as it was carried out, but with an empty prompt and without stop strings
+    request: Sample  # as carried out, but without prompt, target tokens and stop strings
     digests: SampleDigests
     content: bytes | None = None  # the encoded SampleContent, under the policy "full"
     sealed: str = ""  # how ``content`` is sealed and digests are keyed; empty: not at all

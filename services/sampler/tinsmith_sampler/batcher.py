@@ -16,8 +16,8 @@ import structlog
 
 from tinsmith.errors import Gone, ServerError, TinsmithError
 from tinsmith_sampler.passes import Piece
+from tinsmith_sampler.scores import ScoreTask
 from tinsmith_sampler.seating import Seating
-from tinsmith_sampler.tasks import RowTask, ScoreTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tinsmith_sampler.model import ServedModel
     from tinsmith_sampler.prompts import Prompt
     from tinsmith_sampler.seating import AnyTask
+    from tinsmith_sampler.tasks import RowTask
 
 _log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tinsmith.messages.sampling import Sample, SamplingParams
+    from tinsmith.messages.sampling import Sample, SamplingParams, TargetTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,9 @@ def check(sample: Sample, limits: Limits) -> NDArray[np.int32]:
     most = min(limits.max_topk, limits.vocab_size)
     _within("topk_prompt_logprobs", sample.topk_prompt_logprobs, 0, most)
     _within("topk_sample_logprobs", sample.topk_sample_logprobs, 0, most)
+    _within("prompt_alt_tokens_k", sample.prompt_alt_tokens_k, 0, most)
+    if sample.target_tokens is not None:
+        _targets(sample.target_tokens, len(prompt), limits)
     if sample.prompt_logprobs_last_n is not None:
         _last_n(sample.prompt_logprobs_last_n, len(prompt))
     _params(sample.params, limits)
@@ -73,6 +76,21 @@ def _tokens(field: str, tokens: NDArray[np.int32], limits: Limits) -> None:
         raise InvalidRequest(
             f"{field}: token {tokens[bad[0]]} at position {bad[0]} is outside the vocabulary of "
             f"{limits.vocab_size}; encode with the tokenizer of this base model"
+        )
+
+
+def _targets(asked: TargetTokens, length: int, limits: Limits) -> None:
+    tokens = np.frombuffer(asked.tokens, dtype="<i4")
+    if tokens.size and int(tokens.max()) >= limits.vocab_size:
+        raise InvalidRequest(
+            f"target_prompt_logprobs: token {tokens.max()} is outside the vocabulary of "
+            f"{limits.vocab_size}; encode with the tokenizer of this base model"
+        )
+    most = limits.max_topk * length
+    if (count := int((tokens >= 0).sum())) > most:
+        raise InvalidRequest(
+            f"target_prompt_logprobs: {count} tokens to score are over {most}, "
+            f"{limits.max_topk} for each of the prompt; ask for fewer, -1 skips a cell"
         )
 
 

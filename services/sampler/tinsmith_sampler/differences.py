@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tinsmith.messages.sampling import SampleContent, Sequence, TopK
+    from tinsmith.messages.sampling import SampleContent, Sequence, TargetScores, TopK
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Comparison:
         yield from self._topk(
             "topk_prompt_logprobs", expected.topk_prompt_logprobs, found.topk_prompt_logprobs
         )
+        yield from self._targets(expected.target_prompt_logprobs, found.target_prompt_logprobs)
+        yield from self._topk(
+            "prompt_alt_tokens", expected.prompt_alt_tokens, found.prompt_alt_tokens
+        )
         yield from _unequal("sequences", len(expected.sequences), len(found.sequences))
         pairs = zip(expected.sequences, found.sequences, strict=True)
         for index, (left, right) in enumerate(pairs):
@@ -55,6 +59,13 @@ class Comparison:
         yield from self._scores(f"{name}.logprobs", expected.logprobs, found.logprobs)
         yield from _unequal(f"{name}.stop_reason", expected.stop_reason, found.stop_reason)
         yield from self._topk(f"{name}.topk", expected.topk, found.topk)
+
+    def _targets(
+        self, expected: TargetScores | None, found: TargetScores | None
+    ) -> Iterator[Difference]:
+        name = "target_prompt_logprobs"
+        scores = (None if one is None else one.logprobs for one in (expected, found))
+        yield from self._scores(name, *scores)
 
     def _topk(self, name: str, expected: TopK | None, found: TopK | None) -> Iterator[Difference]:
         if expected is None or found is None:

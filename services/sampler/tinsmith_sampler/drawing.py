@@ -2,7 +2,7 @@
 
 A row's draws depend on its seed and the position alone, never on its neighbours or on how often
 the row was restarted: the uniform number is a pure function of both.
-Suffix: V = vocabulary, K = candidates.
+Suffixes: V = vocabulary, K = candidates, n = distributions, k = draws from each.
 """
 
 from __future__ import annotations
@@ -70,18 +70,38 @@ def _nucleus(
     return largest[:kept], places[:kept]
 
 
+def draw_each(
+    logits_nV: torch.Tensor, temperature: float, chances_nk: torch.Tensor
+) -> torch.Tensor:
+    """int64 [n, k]: k draws from each distribution, at float64 quantiles, by temperature alone."""
+    if temperature < COLDEST:
+        return logits_nV.argmax(1, keepdim=True).expand_as(chances_nk)
+    weights_nV = torch.exp((logits_nV - logits_nV.amax(1, keepdim=True)) / temperature)
+    return _places(weights_nV, chances_nk)
+
+
 def _place(weights_K: torch.Tensor, chance: float) -> int:
-    """Where the running sum of the weights passes ``chance`` of the total.
+    chances = torch.tensor([[chance]], dtype=torch.float64, device=weights_K.device)
+    return int(_places(weights_K[None], chances))
+
+
+def _places(weights_nK: torch.Tensor, chances_nk: torch.Tensor) -> torch.Tensor:
+    """Where the running sum of each row of weights passes each ``chance`` of its total.
 
     First the block, then the place in it: a running sum over all is many times slower. The sums
     are float64, since in float32 the unlikely tokens of a large vocabulary would be lost.
     """
-    blocks = functional.pad(weights_K, (0, -len(weights_K) % _BLOCK)).view(-1, _BLOCK)
-    mass = blocks.sum(1, dtype=torch.float64).cumsum(0)
+    n, size = weights_nK.shape
+    blocks = functional.pad(weights_nK, (0, -size % _BLOCK)).view(n, -1, _BLOCK)
+    mass = blocks.sum(2, dtype=torch.float64).cumsum(1)
     # right=True finds the first whose mass passes the point, so nothing without weight is found.
-    point = chance * float(mass[-1])
-    block = int(torch.searchsorted(mass, point, right=True))
-    rest = point - float(mass[block - 1]) if block else point
-    within = int(torch.searchsorted(blocks[block].cumsum(0, dtype=torch.float64), rest, right=True))
+    points = chances_nk * mass[:, -1:]
+    block = torch.searchsorted(mass, points, right=True)
+    rest = points - functional.pad(mass, (1, 0)).gather(1, block)
+    inside = blocks[torch.arange(n, device=block.device)[:, None], block]  # [n, k, _BLOCK]
+    sums = inside.cumsum(2, dtype=torch.float64)
+    within = torch.searchsorted(sums, rest[..., None], right=True)[..., 0]
     # The two sums of a block may differ in the last bit, and the point lie between them.
-    return block * _BLOCK + min(within, int(blocks[block].nonzero()[-1]))
+    places = torch.arange(_BLOCK, device=block.device)
+    last = torch.where(inside > 0, places, 0).amax(2)
+    return block * _BLOCK + torch.minimum(within, last)

@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TopTokens:
-    """The k likeliest tokens at each position, best first; logprobs are raw."""
+    """k tokens at each position, the likeliest first unless drawn; logprobs are raw."""
 
     token_ids: NDArray[np.int32]  # [n, k]
     logprobs: NDArray[np.float32]  # [n, k]
@@ -73,15 +73,36 @@ class Generated:
     cached_tokens: int = 0  # prompt tokens that needed no pass of their own
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Targets:
+    """Tokens to score, each in place of the one at a position of the prompt."""
+
+    positions: NDArray[np.int64]  # [cells], rising, >= 1
+    tokens: NDArray[np.int64]  # [cells]; -1: nothing to score
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class Alternatives:
+    """Draws in place of each token of a prompt after the first: ``k`` of them, with ``seeds``."""
+
+    seeds: tuple[int, ...]  # [k], each in [0, 2**63 - 1)
+    temperature: float
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Scoring:
-    """A prompt whose own tokens are to be scored; ``last_n`` None means all but the first."""
+    """A prompt to compute for what its logits tell.
+
+    Its own tokens are scored, or the last ``last_n`` of them; ``last_n`` does not bound the rest.
+    """
 
     request_id: str
     prompt: NDArray[np.int32]  # [n], n >= 1
     adapter: str | None
     topk: int = 0
-    last_n: int | None = None  # 1 .. n - 1
+    last_n: int | None = None  # 0 .. n - 1; None: all but the first
+    targets: Targets | None = None
+    alternatives: Alternatives | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -93,6 +114,8 @@ class Scored:
 
     logprobs: NDArray[np.float32]  # [n]
     topk: TopTokens | None = None
+    targets: NDArray[np.float32] | None = None  # [cells], 0 where there was nothing to score
+    alternatives: TopTokens | None = None  # [n - 1, k]
     cached_tokens: int = 0
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tinsmith.bus import SampleLog
-    from tinsmith.messages.sampling import Sample, SampleResult, Sequence, TopK
+    from tinsmith.messages.sampling import Sample, SampleResult, Sequence
     from tinsmith.sealing import Seal
     from tinsmith_sampler.config import LogPolicy
 
@@ -102,15 +102,18 @@ def record(request: Sample, done: SampleDone, seal: Seal, *, has_content: bool) 
     content = SampleContent(
         prompt=request.prompt,
         stop_strings=request.params.stop_strings,
+        target_tokens=request.target_tokens,
         sequences=done.sequences,
         prompt_logprobs=done.prompt_logprobs,
         topk_prompt_logprobs=done.topk_prompt_logprobs,
+        target_prompt_logprobs=done.target_prompt_logprobs,
+        prompt_alt_tokens=done.prompt_alt_tokens,
     )
     seed = request_seed(request)
     params = msgspec.structs.replace(request.params, seed=seed, stop_strings=())
     return SampleRecord(
         run=run_of(request),
-        request=msgspec.structs.replace(request, prompt=b"", params=params),
+        request=msgspec.structs.replace(request, prompt=b"", params=params, target_tokens=None),
         digests=digests(content, seal),
         content=seal.seal(encode(content)) if has_content else None,
         sealed=seal.scheme,
@@ -123,8 +126,8 @@ def record(request: Sample, done: SampleDone, seal: Seal, *, has_content: bool) 
 def digests(content: SampleContent, seal: Seal) -> SampleDigests:
     """What is logged of ``content`` even where it is not kept itself."""
 
-    def of_topk(topk: TopK | None) -> str:
-        return "" if topk is None else seal.digest(encode(topk))
+    def of_struct(struct: msgspec.Struct | None) -> str:
+        return "" if struct is None else seal.digest(encode(struct))
 
     def of_sequence(sequence: Sequence) -> SequenceDigests:
         return SequenceDigests(
@@ -132,7 +135,7 @@ def digests(content: SampleContent, seal: Seal) -> SampleDigests:
             stop_reason=sequence.stop_reason,
             tokens=seal.digest(sequence.tokens),
             logprobs=seal.digest(sequence.logprobs),
-            topk=of_topk(sequence.topk),
+            topk=of_struct(sequence.topk),
         )
 
     scores = content.prompt_logprobs
@@ -141,5 +144,8 @@ def digests(content: SampleContent, seal: Seal) -> SampleDigests:
         prompt_length=len(content.prompt) // 4,
         sequences=tuple(map(of_sequence, content.sequences)),
         prompt_logprobs="" if scores is None else seal.digest(scores),
-        topk_prompt_logprobs=of_topk(content.topk_prompt_logprobs),
+        topk_prompt_logprobs=of_struct(content.topk_prompt_logprobs),
+        target_tokens=of_struct(content.target_tokens),
+        target_prompt_logprobs=of_struct(content.target_prompt_logprobs),
+        prompt_alt_tokens=of_struct(content.prompt_alt_tokens),
     )

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from blake3 import blake3
 
-from tinsmith.messages.sampling import SampleDone, Sequence, TopK
+from tinsmith.messages.sampling import SampleDone, Sequence, TargetScores, TopK
 from tinsmith_sampler.checks import max_tokens
-from tinsmith_sampler.engine import Row, Scoring
+from tinsmith_sampler.engine import Alternatives, Row, Scoring, Targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Ordered
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from tinsmith.messages.sampling import Sample
+    from tinsmith.messages.sampling import Sample, TargetTokens
     from tinsmith_sampler.checks import Limits
     from tinsmith_sampler.engine import Drawn, Generated, Scored, TopTokens
 
     Tell = Callable[[Drawn], None]
 
 _SEEDS = 2**63 - 1
+
+_FIRST_ALTERNATIVE = 2**32
+"""Index of the seed of the first draw in place of prompt tokens; no row has one as high."""
 
 
 def row_seed(seed: int, index: int) -> int:
@@ -66,15 +69,39 @@ def expand(
 
 
 def scoring(sample: Sample, prompt: NDArray[np.int32]) -> Scoring | None:
-    """What to score, or None when the request asks for no prompt log-probabilities."""
-    if not (sample.prompt_logprobs or sample.topk_prompt_logprobs):
+    """What to score, or None when the request asks for nothing of its prompt."""
+    has_own = sample.prompt_logprobs or sample.topk_prompt_logprobs
+    if not (has_own or sample.target_tokens or sample.prompt_alt_tokens_k):
         return None
     return Scoring(
         request_id=sample.request_id,
         prompt=prompt,
         adapter=version(sample),
         topk=sample.topk_prompt_logprobs,
-        last_n=sample.prompt_logprobs_last_n,
+        last_n=sample.prompt_logprobs_last_n if has_own else 0,
+        targets=None if sample.target_tokens is None else targets(sample.target_tokens),
+        alternatives=_alternatives(sample),
+    )
+
+
+def targets(asked: TargetTokens) -> Targets:
+    """``asked`` with the position of each cell."""
+    tokens = np.frombuffer(asked.tokens, "<i4").astype(np.int64)
+    if asked.cells.bounds:
+        counts = np.diff(np.frombuffer(asked.cells.bounds, "<i8"))
+        rows = np.repeat(np.arange(len(counts)), counts)
+    else:
+        rows = np.arange(len(tokens)) // asked.cells.width
+    return Targets(rows + 1, tokens)
+
+
+def _alternatives(sample: Sample) -> Alternatives | None:
+    if not (k := sample.prompt_alt_tokens_k):
+        return None
+    seed = request_seed(sample)
+    return Alternatives(
+        seeds=tuple(row_seed(seed, _FIRST_ALTERNATIVE + draw) for draw in range(k)),
+        temperature=sample.params.temperature,
     )
 
 
@@ -92,6 +119,8 @@ def assemble(
         sequences=tuple(_sequence(row) for row in generated),
         prompt_logprobs=_prompt_logprobs(sample, scored),
         topk_prompt_logprobs=None if scored is None else topk_of(scored.topk),
+        target_prompt_logprobs=_target_scores(sample.target_tokens, scored),
+        prompt_alt_tokens=None if scored is None else topk_of(scored.alternatives),
         # The first of a request's tasks computes the prompt, the others find it there.
         prompt_cache_hit_tokens=min(
             one.cached_tokens for one in (*generated, scored) if one is not None
@@ -106,6 +135,14 @@ def _prompt_logprobs(sample: Sample, scored: Scored | None) -> bytes | None:
     if scored is None or not sample.prompt_logprobs:
         return None
     return scored.logprobs.astype("<f4", copy=False).tobytes()
+
+
+def _target_scores(asked: TargetTokens | None, scored: Scored | None) -> TargetScores | None:
+    if asked is None or scored is None or scored.targets is None:
+        return None
+    return TargetScores(
+        logprobs=scored.targets.astype("<f4", copy=False).tobytes(), cells=asked.cells
+    )
 
 
 def _sequence(row: Generated) -> Sequence:

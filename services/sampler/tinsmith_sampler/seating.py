@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from tinsmith_sampler.kv_cache import whole_pages
 from tinsmith_sampler.prompts import Prompt, PromptCache
-from tinsmith_sampler.tasks import RowTask, ScoreTask
+from tinsmith_sampler.scores import ScoreTask
+from tinsmith_sampler.tasks import RowTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

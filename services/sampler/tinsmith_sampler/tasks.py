@@ -1,7 +1,7 @@
-"""The work of the batcher: a row that is being drawn, a prompt that is being scored.
+"""The work of the batcher: a row that is being drawn; ``scores`` has the other kind.
 
 A task owns what it collects; the batcher owns the room in the cache that a task points to.
-V = vocabulary, n = positions of one stretch of a prompt, k = top tokens per position.
+V = vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from tinsmith.errors import InvalidRequest, ServerError
 from tinsmith_sampler.drawing import draw, uniform
-from tinsmith_sampler.engine import Drawn, Generated, Row, Scored, Scoring, TopTokens
+from tinsmith_sampler.engine import Drawn, Generated, Scored, TopTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,16 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tinsmith_sampler.engine import StopReason
+    from tinsmith_sampler.engine import Row, Scoring, StopReason
     from tinsmith_sampler.kv_cache import Extent
     from tinsmith_sampler.lora_layers import Adapter
     from tinsmith_sampler.prompts import Prompt
     from tinsmith_sampler.stopping import Stopper
 
 Result = TypeVar("Result", Generated, Scored)
-
-FILLER = -99999.0
-"""Log-probability of token 0 in a top-k row that was not computed."""
 
 GROWTH = 64
 """Tokens that a row has room for at first, and that it asks for at least when it needs more."""
@@ -183,42 +180,3 @@ class RowTask(Task[Generated]):
             logprobs=np.array(self._logprobs[start:], dtype=np.float32),
             topk=topk,
         )
-
-
-class ScoreTask(Task[Scored]):
-    """The log-probabilities of a prompt's own tokens."""
-
-    def __init__(self, scoring: Scoring, adapter: Adapter | None, future: Future[Scored]) -> None:
-        length = len(scoring.prompt)
-        scored = length - 1 if scoring.last_n is None else scoring.last_n
-        super().__init__(scoring, adapter, future, needs_from=length - 1 - scored)
-        self._logprobs = np.full(length, np.nan, dtype=np.float32)
-        self._k = scoring.topk
-        self._topk_ids = np.zeros((length, self._k), dtype=np.int32)
-        self._topk_logprobs = np.full((length, self._k), FILLER, dtype=np.float32)
-
-    def restart(self) -> None:
-        """It was sent back; what is computed again replaces what was collected."""
-
-    def take(self, position: int, logits_nV: torch.Tensor) -> None:
-        """Take the logits of ``position`` and those after it; each scores the token behind it."""
-        count = min(len(logits_nV), len(self.tokens) - 1 - position)
-        if count <= 0:
-            return
-        logits_nV = logits_nV[:count]
-        total_n1 = torch.logsumexp(logits_nV, 1, keepdim=True)
-        if not bool(torch.isfinite(total_n1).all()):
-            raise self.not_finite()
-        rows = slice(position + 1, position + 1 + count)
-        targets = torch.from_numpy(self.tokens[rows].astype(np.int64)).to(logits_nV.device)
-        chosen_n1 = logits_nV.gather(1, targets[:, None]) - total_n1
-        self._logprobs[rows] = chosen_n1[:, 0].cpu().numpy()
-        if self._k:
-            values_nk, ids_nk = torch.topk(logits_nV, self._k, dim=1)
-            self._topk_ids[rows] = ids_nk.cpu().numpy()
-            self._topk_logprobs[rows] = (values_nk - total_n1).cpu().numpy()
-
-    def result(self) -> Scored:
-        """What was collected, once the whole prompt has been computed."""
-        topk = TopTokens(self._topk_ids, self._topk_logprobs) if self._k else None
-        return Scored(logprobs=self._logprobs, topk=topk, cached_tokens=self.cached_tokens)

@@ -27,8 +27,9 @@ from tinsmith_sampler.engine import EngineLoad, Generated, Scored
 from tinsmith_sampler.environment import describe
 from tinsmith_sampler.mailbox import Mailbox
 from tinsmith_sampler.model import ServedModel
+from tinsmith_sampler.scores import ScoreTask
 from tinsmith_sampler.stopping import Stopper, StopText
-from tinsmith_sampler.tasks import Result, RowTask, ScoreTask
+from tinsmith_sampler.tasks import Result, RowTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

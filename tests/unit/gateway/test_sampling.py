@@ -170,8 +170,9 @@ async def test_a_request_that_cannot_be_served_is_400(rig, recorded, fields, wor
     assert rig.bus.queued(SAMPLES) == []
 
 
-async def test_what_the_server_cannot_compute_is_400(rig, recorded):
+async def test_tokens_to_score_for_another_prompt_are_400(rig, recorded):
     body = recorded("asample_target_and_alt_tokens", sampling_session_id=await rig.sampler())
+    body |= {"target_prompt_logprobs": body["target_prompt_logprobs"] | {"shape": [4, 1]}}
 
     answer = await rig.post("asample", body)
 

@@ -135,6 +135,7 @@ def test_a_parameter_at_its_limit_is_taken(params):
         ({"num_samples": 9}, "num_samples: 9 is outside 1 to 8"),
         ({"topk_prompt_logprobs": 5}, "topk_prompt_logprobs: 5 is outside 0 to 4"),
         ({"topk_sample_logprobs": 5}, "topk_sample_logprobs: 5 is outside 0 to 4"),
+        ({"prompt_alt_tokens_k": 5}, "prompt_alt_tokens_k: 5 is outside 0 to 4"),
         ({"prompt_logprobs_last_n": 3}, "prompt_logprobs_last_n: 3 is outside 1 to 2"),
         ({"prompt_logprobs_last_n": 0}, "prompt_logprobs_last_n: 0"),
         ({"tokens": []}, "prompt: has no tokens"),
@@ -158,13 +159,51 @@ def test_a_chunk_that_is_not_text_is_not_supported(kind):
         request(prompt={"chunks": [{"type": kind, "data": "aGk="}]})
 
 
-def test_what_would_change_the_result_is_not_ignored(recorded):
-    body = recorded("asample_target_and_alt_tokens")
+def test_tokens_to_score_arrive(recorded):
+    message = convert(recorded("asample_target_and_alt_tokens"))
 
-    with pytest.raises(NotSupported, match="target_prompt_logprobs"):
-        convert(body)
-    with pytest.raises(NotSupported, match="prompt_alt_tokens_k"):
-        convert(body | {"target_prompt_logprobs": None})
+    asked = message.target_tokens
+    assert np.frombuffer(asked.tokens, "<i4").tolist() == [1, -1, 2, 3]
+    assert (asked.cells.width, asked.cells.bounds, message.prompt_alt_tokens_k) == (2, b"", 2)
+
+
+CSR = {"data": [4, 9], "shape": [2, 3]}
+CSR |= {"sparse_crow_indices": [0, 0, 2], "sparse_col_indices": [0, 2]}
+
+
+def test_sparse_tokens_to_score_arrive():
+    cells = request(target_prompt_logprobs=CSR).target_tokens.cells
+
+    assert (cells.width, np.frombuffer(cells.bounds, "<i8").tolist()) == (3, [0, 0, 2])
+    assert np.frombuffer(cells.columns, "<i8").tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        ({"dtype": "float32"}, "dtype float32"),
+        ({"shape": None}, r"shape None for a prompt of 3 tokens; .* of shape \[2, K\]"),
+        ({"shape": [3, 3]}, r"shape \[3, 3\]"),
+        ({"shape": [2, 0]}, r"shape \[2, 0\]"),
+        ({"shape": [2, 3, 1]}, r"shape \[2, 3, 1\]"),
+        ({"data": [4, 256]}, r"data\[1\] is 256, not a token in 0\.\.255"),
+        ({"data": [-2, 4]}, r"data\[0\] is -2"),
+        ({"data": [2**63, 4]}, "data: not all are 64-bit"),
+        ({"data": [-1, -1]}, "names no token"),
+        ({"data": [1, 2, 3]}, "rise from 0 to the 3 items"),
+        ({"sparse_crow_indices": [0, 2]}, "must be 3 numbers"),
+        ({"sparse_crow_indices": [0, 3, 2]}, "rise from 0"),
+        ({"sparse_crow_indices": [1, 1, 2]}, "rise from 0"),
+        ({"sparse_crow_indices": [2**64, 0, 2]}, "sparse_crow_indices: not all"),
+        ({"sparse_col_indices": [0]}, "sparse_col_indices as many"),
+        ({"sparse_col_indices": [0, 3]}, r"not all in 0\.\.2"),
+        ({"sparse_col_indices": [-1, 0]}, r"not all in 0\.\.2"),
+        ({"sparse_col_indices": None}, r"2 items in data do not fill shape \[2, 3\]"),
+    ],
+)
+def test_tokens_to_score_that_do_not_fit_are_named(tensor, words):
+    with pytest.raises(InvalidRequest, match="target_prompt_logprobs: .*" + words):
+        request(target_prompt_logprobs=CSR | tensor)
 
 
 def test_a_hint_is_ignored(recorded):

@@ -11,15 +11,19 @@ from tests.unit.sampler.examples import prompt, sample
 
 from tinsmith.errors import InvalidRequest, ServerError
 from tinsmith.messages.base import decoder, encode
-from tinsmith.messages.sampling import AdapterRef, SampleDone
+from tinsmith.messages.sampling import AdapterRef, Cells, SampleDone, TargetTokens
 from tinsmith_sampler.answering import answer
 from tinsmith_sampler.checks import Limits
+
+VOCABULARY = 448
 
 
 @pytest.fixture
 def ask(adapted):
     """Answers a request as the service does."""
-    limits = Limits(vocab_size=adapted.vocab_size, context_length=adapted.context_length)
+    limits = Limits(
+        vocab_size=VOCABULARY, context_length=adapted.context_length, max_topk=VOCABULARY
+    )
 
     async def answered(params: dict | None = None, **fields) -> SampleDone:
         params = {"max_tokens": 6, "seed": 1, "ignore_eos": True, **(params or {})}
@@ -100,6 +104,80 @@ async def test_the_score_of_a_prompt_agrees_with_the_logprobs_it_was_drawn_with(
     scored = await ask(prompt=whole, prompt_logprobs=True)
 
     assert floats(scored.prompt_logprobs)[9:] == pytest.approx(floats(drawn.logprobs), abs=1e-5)
+
+
+def cells(tokens, width, **layout):
+    return TargetTokens(
+        tokens=np.array(tokens, "<i4").tobytes(), cells=Cells(width=width, **layout)
+    )
+
+
+async def likelihoods(ask, given):
+    """[n - 1, V]: log-probabilities of every token in place of each but the first."""
+    top = (await ask(prompt=given, topk_prompt_logprobs=VOCABULARY)).topk_prompt_logprobs
+    ids = np.array(ints(top.token_ids)).reshape(-1, VOCABULARY)[1:]
+    table = np.full(ids.shape, np.nan)
+    np.put_along_axis(table, ids, floats(top.logprobs).reshape(-1, VOCABULARY)[1:], axis=1)
+    return table
+
+
+async def test_other_tokens_are_scored_in_place_of_the_prompt_s(ask):
+    given, columns = prompt(140), np.arange(139 * 2, dtype="<i4") % VOCABULARY
+    columns[5] = -1
+    done = await ask(prompt=given, target_tokens=cells(columns, 2), prompt_logprobs_last_n=2)
+
+    rows = np.arange(139 * 2) // 2
+    expected = (await likelihoods(ask, given))[rows, columns]
+    expected[5] = 0.0
+    assert floats(done.target_prompt_logprobs.logprobs).tolist() == expected.tolist()
+    assert done.prompt_logprobs is None
+
+
+async def test_sparse_tokens_are_scored_where_they_are(ask):
+    given = prompt(9)
+    layout = {"bounds": np.array([0, 0, 0, 0, 0, 0, 2, 2, 3], "<i8").tobytes()}
+    layout["columns"] = np.array([0, 3, 1], "<i8").tobytes()
+    done = await ask(prompt=given, target_tokens=cells([4, 5, 6], 4, **layout))
+
+    table = await likelihoods(ask, given)
+    expected = [table[5, 4], table[5, 5], table[7, 6]]
+    assert floats(done.target_prompt_logprobs.logprobs).tolist() == expected
+    assert done.target_prompt_logprobs.cells == cells([], 4, **layout).cells
+
+
+async def test_tokens_are_drawn_in_place_of_the_prompt_s(ask):
+    given = prompt(140)
+    done, again = [await ask(prompt=given, prompt_alt_tokens_k=3) for _ in range(2)]
+
+    assert done.prompt_alt_tokens == again.prompt_alt_tokens
+    drawn = np.array(ints(done.prompt_alt_tokens.token_ids)).reshape(139, 3)
+    table = await likelihoods(ask, given)
+    expected = np.take_along_axis(table, drawn, axis=1)
+    assert floats(done.prompt_alt_tokens.logprobs).tolist() == expected.ravel().tolist()
+    assert len(np.unique(drawn)) > 8
+
+
+async def test_draws_in_place_of_the_prompt_s_tokens_come_as_often_as_softmax_says(ask):
+    given, seeds = prompt(3), range(60)
+    runs = [
+        await ask({"temperature": 2.0, "seed": seed}, prompt=given, prompt_alt_tokens_k=16)
+        for seed in seeds
+    ]
+
+    drawn = np.array([ints(one.prompt_alt_tokens.token_ids) for one in runs])
+    found = np.bincount(drawn.reshape(-1, 2, 16)[:, 1].ravel(), minlength=VOCABULARY)
+    scaled = np.exp((await likelihoods(ask, given))[1] / 2.0)
+    expected = scaled / scaled.sum()
+    likeliest = np.argsort(-expected)
+    gaps = np.cumsum(found[likeliest] / found.sum()) - np.cumsum(expected[likeliest])
+    assert np.abs(gaps).max() < 0.05  # Kolmogorov-Smirnov, 1 % at 960 draws
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_prompt_of_one_token_has_no_place_to_draw_for(ask, temperature):
+    done = await ask({"temperature": temperature}, prompt=prompt(1), prompt_alt_tokens_k=2)
+
+    assert (done.prompt_alt_tokens.length, done.prompt_alt_tokens.k) == (0, 2)
 
 
 async def test_only_the_last_n_of_the_prompt_are_scored(ask):

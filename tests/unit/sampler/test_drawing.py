@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tinsmith.messages.sampling import SamplingParams
-from tinsmith_sampler.drawing import draw, uniform
+from tinsmith_sampler.drawing import draw, draw_each, uniform
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -1.0])
 CHANCES = np.linspace(0, 1 - 2**-52, 2001)
@@ -142,3 +142,17 @@ def test_the_logits_stay_as_they_were():
     drawn(top_k=3, top_p=0.5, temperature=0.1)
 
     assert torch.equal(LOGITS, before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 3.0])
+def test_many_draws_at_once_are_those_made_one_by_one(temperature):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 1000, generator=generator) * 4
+    chances = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+
+    together = draw_each(logits, temperature, chances)
+
+    params = SamplingParams(temperature=temperature)
+    pairs = zip(logits, chances, strict=True)
+    alone = [[draw(row, params, float(chance)) for chance in of] for row, of in pairs]
+    assert together.tolist() == alone

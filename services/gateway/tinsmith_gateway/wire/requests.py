@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from tinsmith.errors import InvalidRequest
+from tinsmith_gateway.wire.target_tokens import JsonTensor
 
 Count = Annotated[int, Meta(ge=0)]
 TrainingSeq = Annotated[int, Meta(ge=1, le=2**31 - 1)]  # int32 in the protobuf form
@@ -64,6 +65,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The family of optimizer; its numbers come with each step."""
 
     type: str = "adamw"
+    version: int = 1  # of "dimuon"
 
 
 class CreateModel(Body, frozen=True, kw_only=True):
@@ -129,6 +131,15 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
 
+class DimuonParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers of one Dimuon step."""
+
+    type: Literal["dimuon"] = "dimuon"
+    learning_rate: float
+    grad_clip_norm: float = 0.0
+    beta1: float = 0.9
+
+
 class OptimStep(Body, frozen=True, kw_only=True):
     """One optimizer step."""
 
@@ -153,6 +164,14 @@ class SaveWeightsForSampler(Body, frozen=True, kw_only=True):
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
+
+
+class SaveWeightsExternal(Body, frozen=True, kw_only=True):
+    """Saves weights for other tools, to be downloaded file by file."""
+
+    path: str
+    ttl_seconds: int | None = None
+    age_encryption_recipients: tuple[str, ...] | None = None
 
 
 class CreateSamplingSession(Body, frozen=True, kw_only=True):
@@ -200,7 +219,7 @@ class Sample(Body, frozen=True, kw_only=True):
     topk_prompt_logprobs: Count | None = None
     topk_sample_logprobs: Count | None = None
     prompt_logprobs_last_n: int | None = None
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: JsonTensor | None = None
     prompt_alt_tokens_k: Count | None = None
 
 
@@ -310,3 +329,11 @@ def decode(raw: bytes, type_: type[T]) -> T:
         raise InvalidRequest(f"request body: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"request body: not JSON ({error})") from error
+
+
+def convert(value: object, type_: type[T], field: str) -> T:
+    """A decoded part of a body as ``type_``; InvalidRequest with the field that is wrong."""
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{field}: {error}") from error

@@ -13,6 +13,7 @@ from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import Failed
 from tinsmith_gateway.proto import tinsmith_wire_pb2 as pb
 from tinsmith_gateway.wire import tensors
+from tinsmith_gateway.wire.target_tokens import set_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +63,7 @@ def op_payload(
             return Payload(forward_backward_output(told), PROTOBUF)
         case ops.OptimStepDone(metrics=metrics):
             numbers = {**metrics, **(head or {})}
-            return json_payload({"metrics": {k: _json_number(v) for k, v in numbers.items()}})
+            return json_payload({"metrics": {k: json_number(v) for k, v in numbers.items()}})
         case _:
             return json_payload(_json_result(result, model_id, checkpoint))
 
@@ -112,6 +113,11 @@ def sample_response(done: sampling.SampleDone) -> bytes:
         response.prompt_logprobs = done.prompt_logprobs
     if done.topk_prompt_logprobs is not None:
         _set_topk(response.topk_prompt_logprobs, done.topk_prompt_logprobs)
+    if done.target_prompt_logprobs is not None:
+        field = response.target_prompt_logprobs
+        set_scores(field, done.target_prompt_logprobs, done.prompt_tokens)
+    if done.prompt_alt_tokens is not None:
+        _set_alternatives(response.prompt_alt_tokens, done.prompt_alt_tokens)
     return response.SerializeToString()
 
 
@@ -119,6 +125,7 @@ def _json_result(
     result: ops.CreateModelDone
     | ops.SaveWeightsDone
     | ops.SaveWeightsForSamplerDone
+    | ops.SaveWeightsExternalDone
     | ops.LoadWeightsDone,
     model_id: str,
     checkpoint: str | None,
@@ -132,6 +139,9 @@ def _json_result(
             return {"type": "load_weights", "path": result.path, "model_id": model_id}
         case ops.SaveWeightsDone():
             return {"type": "save_weights", "path": result.path}
+        case ops.SaveWeightsExternalDone():
+            told = {"path": result.path, "size_bytes": result.size_bytes}
+            return {"type": "save_weights_external"} | told
         case ops.SaveWeightsForSamplerDone():
             return {"type": "save_weights_for_sampler"} | _sampler_target(result)
         case _:
@@ -144,7 +154,7 @@ def _sampler_target(result: ops.SaveWeightsForSamplerDone) -> dict[str, str]:
     return {} if result.path is None else {"path": result.path}
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """JSON has no NaN or infinity; as texts the client reads them as the numbers they are."""
     return value if math.isfinite(value) else str(value)
 
@@ -164,6 +174,15 @@ def _add_record(
     batch.offsets = ends.tobytes()
     batch.dtype = tensors.NUMBERS[dtype]
     batch.trailing_shape.extend(row)
+
+
+def _set_alternatives(field: pb.PromptAltTokens, drawn: sampling.TopK) -> None:
+    for tensor, dtype, data in (
+        (field.tokens, pb.DTYPE_INT32, drawn.token_ids),
+        (field.logprobs, pb.DTYPE_FLOAT32, drawn.logprobs),
+    ):
+        tensor.dtype, tensor.dense = dtype, data
+        tensor.shape.extend((drawn.length, drawn.k))
 
 
 def _set_topk(target: pb.TopkLogprobs, topk: sampling.TopK) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from tinsmith.errors import InvalidRequest, NotSupported, TooLarge
 from tinsmith.messages import sampling
 from tinsmith_gateway.wire.seeds import seed_for
+from tinsmith_gateway.wire.target_tokens import target_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,8 +44,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sample(asked: requests.Sample, target: Target, limits: Limits) -> sampling.Sample:
-    """The bus message; InvalidRequest or NotSupported name the field that is wrong."""
-    _check_supported(asked)
+    """The bus message; InvalidRequest or NotSupported name the field that is wrong.
+
+    ``record_stability_info`` is a hint, and nothing is recorded beyond what the log keeps.
+    """
     prompt = _prompt(asked.prompt.chunks)
     _check_prompt(prompt, limits)
     _check_range("num_samples", asked.num_samples, 1, limits.max_samples)
@@ -53,6 +56,8 @@ def sample(asked: requests.Sample, target: Target, limits: Limits) -> sampling.S
     topk_sample = asked.topk_sample_logprobs or 0
     _check_range("topk_prompt_logprobs", topk_prompt, 0, limits.max_topk)
     _check_range("topk_sample_logprobs", topk_sample, 0, limits.max_topk)
+    alternatives = asked.prompt_alt_tokens_k or 0
+    _check_range("prompt_alt_tokens_k", alternatives, 0, limits.max_topk)
     if (last_n := asked.prompt_logprobs_last_n) is not None:
         _check_range("prompt_logprobs_last_n", last_n, 1, max(len(prompt) - 1, 1))
     return sampling.Sample(
@@ -68,20 +73,18 @@ def sample(asked: requests.Sample, target: Target, limits: Limits) -> sampling.S
         topk_prompt_logprobs=topk_prompt,
         topk_sample_logprobs=topk_sample,
         prompt_logprobs_last_n=last_n,
+        target_tokens=_targets(asked, prompt, limits),
+        prompt_alt_tokens_k=alternatives,
     )
 
 
-def _check_supported(asked: requests.Sample) -> None:
-    # record_stability_info is a hint and may be ignored; these change what is returned.
-    if asked.target_prompt_logprobs is not None:
-        raise NotSupported(
-            "target_prompt_logprobs: not supported by this server yet; "
-            "use prompt_logprobs or topk_prompt_logprobs"
-        )
-    if asked.prompt_alt_tokens_k:
-        raise NotSupported(
-            "prompt_alt_tokens_k: not supported by this server yet; use topk_prompt_logprobs"
-        )
+def _targets(
+    asked: requests.Sample, prompt: NDArray[np.int32], limits: Limits
+) -> sampling.TargetTokens | None:
+    if asked.target_prompt_logprobs is None:
+        return None
+    vocab_size = MAX_INT32 if limits.vocab_size is None else limits.vocab_size
+    return target_tokens(asked.target_prompt_logprobs, len(prompt), vocab_size)
 
 
 def _prompt(chunks: list[Chunk]) -> NDArray[np.int32]:
