@@ -1,4 +1,4 @@
-"""Names inside an adapter's checkpoint, and the reference by which a sampler gets it."""
+"""Names inside a checkpoint, and the reference by which a sampler gets what it needs of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from tinsmith import whole
 from tinsmith.messages.sampling import AdapterRef
 
 if TYPE_CHECKING:
@@ -24,16 +25,21 @@ def adapter_ref(checkpoint: Checkpoint) -> AdapterRef:
     The configuration is part of the version: equal weights under another alpha are another
     adapter.
     """
-    files = {name: checkpoint.parts[name] for name in (WEIGHTS_FILE, CONFIG_FILE)}
+    is_whole = whole.holds_whole(checkpoint.parts)
+    names = whole.weight_files(checkpoint.parts) if is_whole else (WEIGHTS_FILE, CONFIG_FILE)
+    files = {name: checkpoint.parts[name] for name in names}
     return AdapterRef(
         version=version_of(files),
         files=files,
         model_id=checkpoint.model_id,
         op_seq=checkpoint.op_seq,
+        published=checkpoint.published,
     )
 
 
 def version_of(files: Mapping[str, BlobRef]) -> str:
-    """The name of an adapter that has these files."""
-    digests = (files[name].blake3 for name in (WEIGHTS_FILE, CONFIG_FILE) if name in files)
+    """The name of an adapter, or of a whole model, that has these files."""
+    is_whole = whole.holds_whole(files)
+    names = whole.weight_files(files) if is_whole else (WEIGHTS_FILE, CONFIG_FILE)
+    digests = (files[name].blake3 for name in names if name in files)
     return blake3("".join(digests).encode()).hexdigest(16)

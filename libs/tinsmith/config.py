@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from tinsmith import model_options, paths
+from tinsmith import model_options, paths, whole
 from tinsmith.config_decode import Given, as_table, decode_section, unknown_key
 from tinsmith.errors import ConfigError
 from tinsmith.model_files import Quantization
@@ -91,6 +91,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     quantization: Quantization = "none"
     """``nf4`` or ``int8``: hold the linear layers of the base in 4 or 8 bits; adapters stay
     float32, and products are computed in ``dtype``. Needs ``tinsmith[quantised]``."""
+    full: bool = False
+    """Train all weights too, under the name with ``:full`` behind it, in a trainer of its own. It
+    takes the memory of six to ten copies of the model; see ``docs/full.md``."""
     tokenizer_id: str | None = None
     """Tokenizer that clients are told to load: a hub id, or a folder on *their* machine. Unset:
     the folder in ``path``, which suits clients on this machine, else ``name``."""
@@ -123,7 +126,7 @@ _SHARED = ("bus", "blobs", "logs")
 _TOP_KEYS = ("data_dir", "models")
 _ALIASES = {"NATS_URL": "BUS__URL"}
 # Read by others than this module.
-_OTHER_VARIABLES = ("CONFIG", "CACHE", "READY_FD", "PARENT_PID")
+_OTHER_VARIABLES = ("CONFIG", "CACHE", "READY_FD", "PARENT_PID", "LISTEN_FD")
 
 Tree = dict[str, dict[str, Given]]
 """Section name ("" for the top level) -> key -> what was set."""
@@ -158,10 +161,15 @@ class Config:
         return self.blobs.url or paths.DataDir(self.data_dir.absolute()).blobs.as_uri()
 
     def model(self, name: str) -> ModelConfig:
-        """The model of that name, or the first for ""; ConfigError names those there are."""
+        """The model of that name, or the first for ""; ConfigError names those there are.
+
+        A name with ``:full`` gives the model as it is trained whole, under that name.
+        """
         for model in self.models:
             if name in (model.name, ""):
                 return model
+            if name == whole.name_of(model.name):
+                return _whole(model)
         names = ", ".join(repr(model.name) for model in self.models) or "none"
         raise ConfigError(
             f"model {name!r} is not configured; add it to [[models]], which has {names}"
@@ -254,10 +262,37 @@ def _refuse_near_miss(variable: str, plain: str) -> None:
         raise ConfigError(f"{variable}: no such variable; did you mean {ENV_PREFIX}{near[0]}?")
 
 
+def _whole(model: ModelConfig) -> ModelConfig:
+    if not model.full:
+        raise ConfigError(
+            f"model {whole.name_of(model.name)!r} is not configured; set full = true in the "
+            f"[[models]] entry of {model.name!r}"
+        )
+    return msgspec.structs.replace(
+        model, name=whole.name_of(model.name), path=model.source, tokenizer_id=model.tokenizer
+    )
+
+
+def _check_whole(models: tuple[ModelConfig, ...]) -> None:
+    for model in models:
+        if whole.is_whole(model.name):
+            raise ConfigError(
+                f"models: {model.name!r} ends in {whole.SUFFIX!r}, which stands for training all "
+                "weights; leave it out of the name, and set full = true"
+            )
+        if model.full and model.quantization != "none":
+            raise ConfigError(
+                f"models: {model.name!r} has full = true and quantization = "
+                f"{model.quantization!r}, but rounded weights cannot be trained; make two entries "
+                "of the model, or leave one of the two out"
+            )
+
+
 def _located(
     models: tuple[ModelConfig, ...], environ: Mapping[str, str]
 ) -> tuple[ModelConfig, ...]:
     """The models, each with the folder of its cached copy when its path was left open."""
+    _check_whole(models)
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tinsmith import whole
 from tinsmith.config_decode import Given, decode_section
 from tinsmith.errors import ConfigError
 
@@ -53,7 +54,7 @@ def _options(model: ModelConfig, service: str) -> dict[str, object]:
 
 def _served(given: Mapping[str, Given], models: Sequence[ModelConfig]) -> ModelConfig | None:
     """As ``Config.model`` chooses it; that a name is unknown is said there."""
-    name = given["model"].value if "model" in given else ""
+    name = whole.base_of(str(given["model"].value)) if "model" in given else ""
     return next((model for model in models if name in (model.name, "")), None)
 
 

@@ -18,17 +18,19 @@ from tests.bench import shaped
 class Server:
     """Use as a context manager; ``base_url`` and ``api_key`` hold inside."""
 
-    def __init__(self, folder, *, threads, model=None):
+    def __init__(self, folder, *, threads, model=None, mixing="exact"):
         """``model`` is a folder, served as ``shaped.NAME``; by default the demo's is served."""
         self._folder = folder
         self._threads = str(threads)
         self._model = model
+        self._mixing = mixing
 
     def __enter__(self):
         ready = self._folder / "ready.json"
         environ = dict(os.environ)
         for service in ("TRAINER", "SAMPLER"):
             environ[f"TINSMITH_{service}__THREADS"] = self._threads
+        environ["TINSMITH_TRAINER__MIXING"] = self._mixing
         log = (self._folder / "server.log").open("wb")
         command = [sys.executable, "-m", "tinsmith", "up", "--port", "0"]
         command += ["--data-dir", str(self._folder / "data"), "--ready-file", str(ready)]

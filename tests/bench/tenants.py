@@ -1,6 +1,6 @@
 """Tenants that share a trainer: how busy they keep it, and how long each of them waits.
 
-    python -m tests.bench.tenants [--steps N] [--rollout SECONDS] [--plot FILE]
+    python -m tests.bench.tenants [--steps N] [--rollout SECONDS] [--mixing MODE] [--plot FILE]
 
 Every client does what reinforcement learning does: it waits for rollouts of a fixed length, then
 makes a training step and waits for it. The trainer's busy share is the trainer's own figure. Prints
@@ -97,7 +97,7 @@ def measure(args):
     folder, is_real = shaped.folder()
     with (
         tempfile.TemporaryDirectory() as data,
-        Server(Path(data), threads=1, model=folder) as server,
+        Server(Path(data), threads=1, model=folder, mixing=args.mixing) as server,
         TrainerLoad(server) as load,
     ):
         clients = [Client(server, seed) for seed in range(max(CLIENTS))]
@@ -107,6 +107,7 @@ def measure(args):
         pause_ms = load.next()["pause_ms"]
     return {
         "model": f"{shaped.told(is_real)}, LoRA rank {RANK}, 1 thread",
+        "mixing": args.mixing,
         "step": f"importance_sampling of {ROWS} x {LENGTH} tokens, then optim_step",
         "step_alone_s": round(step_s, 3),
         "rollout_s": round(rollout_s, 3),
@@ -161,6 +162,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8, help="of each client")
     parser.add_argument("--rollout", type=float, default=0.0, help="seconds; 0: twice a step")
+    parser.add_argument("--mixing", choices=("exact", "mixed"), default="exact")
     parser.add_argument("--plot", type=Path, default=Path("build/bench-tenants.svg"))
     args = parser.parse_args()
     os.environ["TINKER_TELEMETRY"] = "0"

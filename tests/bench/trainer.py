@@ -2,9 +2,10 @@
 
     python -m tests.bench.trainer [--rounds N] [--tokens N]
 
-Both sides compute on one thread, in processes of their own, and take turns, so that a busy machine
-disturbs both alike; ratios are of the CPU seconds of the two processes as well as of wall time.
-Prints one JSON object.
+Eight tenants are measured twice: with passes of one model each, and with shared ones
+(``trainer.mixing``). Both sides compute on one thread, in processes of their own, and take turns,
+so that a busy machine disturbs both alike; ratios are of the CPU seconds of the two processes as
+well as of wall time. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -156,36 +158,51 @@ def measure(args):
     folder, is_real = shaped.folder()
     report = Report(model=shaped.told(is_real), threads=1)
     report["gemm_flops"] = {name: round(value) for name, value in gemm_peak().items()}
+    with Bare(folder, rank=RANK) as bare:
+        with serving(folder) as server:
+            exact(Sides(server, bare), server, bare, report, args)
+        with serving(folder, mixing="mixed") as server:
+            report["eight_tenants_mixed"] = eight_tenants(Sides(server, bare), server, args)
+    return report
+
+
+@contextmanager
+def serving(folder, **options):
     with (
         tempfile.TemporaryDirectory() as data,
-        Server(Path(data), threads=1, model=folder) as server,
-        Bare(folder, rank=RANK) as bare,
+        Server(Path(data), threads=1, model=folder, **options) as server,
     ):
-        sides = Sides(server, bare)
-        one = Tenant(server, rank=RANK, train_unembed=False)
-        batch = rows(4, args.tokens // 4)
-        report["one_tenant"] = one_tenant(sides, one, batch, report, args.rounds)
-        report["peak_bytes"] = {
-            "server": server.trainer_peak_bytes(), "bare": bare.step(batch)["peak_bytes"],
-        }  # fmt: skip
-        report["small_ops_rank_32"] = small_ops(one, server)
-        bare_small = [bare.step(rows(1, 4)) for _ in range(SMALL_OPS)]
-        report["bare_step_of_4_tokens_cpu_ms"] = round(
-            1e3 * statistics.mean(step["cpu_s"] for step in bare_small), 1
-        )
-        report["small_ops_rank_1"] = small_ops(Tenant(server, rank=1), server)
-        tenants = [Tenant(server, rank=rank, train_unembed=False) for rank in RANKS]
-        batch = rows(8, args.tokens // 8)
-        shares = [tenant.datum(row) for tenant, row in zip(tenants, batch, strict=True)]
-        report["eight_tenants"] = sides.compare(
-            args.tokens, lambda: together(tenants, shares), batch, args.rounds
-        )
-        mixed = [rows(1, int(share * args.longest))[0] for share in MIXED]
-        ragged = [one.datum(row) for row in mixed]
-        report["mixed_lengths_against_padded"] = sides.compare(
-            sum(len(row) - 1 for row in mixed), lambda: one.step(ragged), mixed, args.mixed_rounds
-        )
-    return report
+        yield server
+
+
+def exact(sides, server, bare, report, args):
+    """Everything with the passes of one model each."""
+    one = Tenant(server, rank=RANK, train_unembed=False)
+    batch = rows(4, args.tokens // 4)
+    report["one_tenant"] = one_tenant(sides, one, batch, report, args.rounds)
+    report["peak_bytes"] = {
+        "server": server.trainer_peak_bytes(), "bare": bare.step(batch)["peak_bytes"],
+    }  # fmt: skip
+    report["small_ops_rank_32"] = small_ops(one, server)
+    bare_small = [bare.step(rows(1, 4)) for _ in range(SMALL_OPS)]
+    report["bare_step_of_4_tokens_cpu_ms"] = round(
+        1e3 * statistics.mean(step["cpu_s"] for step in bare_small), 1
+    )
+    report["small_ops_rank_1"] = small_ops(Tenant(server, rank=1), server)
+    report["eight_tenants"] = eight_tenants(sides, server, args)
+    mixed = [rows(1, int(share * args.longest))[0] for share in MIXED]
+    ragged = [one.datum(row) for row in mixed]
+    report["mixed_lengths_against_padded"] = sides.compare(
+        sum(len(row) - 1 for row in mixed), lambda: one.step(ragged), mixed, args.mixed_rounds
+    )
+
+
+def eight_tenants(sides, server, args):
+    """A step of each, against one bare step on all of their rows."""
+    tenants = [Tenant(server, rank=rank, train_unembed=False) for rank in RANKS]
+    batch = rows(8, args.tokens // 8)
+    shares = [tenant.datum(row) for tenant, row in zip(tenants, batch, strict=True)]
+    return sides.compare(args.tokens, lambda: together(tenants, shares), batch, args.rounds)
 
 
 def one_tenant(sides, tenant, batch, report, rounds):

@@ -1,8 +1,8 @@
-"""A LoRA training script in plain torch and PEFT, written without a line of Tinsmith.
+"""Training scripts in plain torch and PEFT, written without a line of Tinsmith.
 
-It knows a base model's folder and an adapter's, and shares nothing with the server but the
-protocol's definitions: losses are sums over tokens, AdamW has decoupled weight decay. It computes
-in float64, so that all rounding in a comparison is the server's.
+One trains an adapter, the other all weights. They know a base model's folder, and share nothing
+with the server but the protocol's definitions: losses are sums over tokens, AdamW has decoupled
+weight decay. They compute in float64, so that all rounding in a comparison is the server's.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ class Example(NamedTuple):
 class Script:
     """One training run."""
 
-    def __init__(self, base: Path, adapter: Path, *, learning_rate: float) -> None:
+    def __init__(self, base: Path, adapter: Path | None, *, learning_rate: float) -> None:
+        """Without an adapter, all weights of the base are trained."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT has things to say about tied embeddings
             model = AutoModelForCausalLM.from_pretrained(
                 base, dtype=torch.float64, experts_implementation="eager"
             )
-            self.model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+            if adapter is not None:
+                model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+        self.model = model
         self.model.double().eval()
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(

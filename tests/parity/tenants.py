@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinsmith.messages.base import Tensor
-from tinsmith.messages.ops import Datum, ForwardBackward, LoraShape, OptimStep
+from tinsmith.messages.ops import WHOLE, Datum, ForwardBackward, LoraShape, OptimStep
 from tinsmith_trainer import base_model
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.engine import TrainingEngine
@@ -25,8 +25,10 @@ class EngineTenant:
     """A model of an engine in this process."""
 
     def __init__(self, base: Path, *, rank: int, learning_rate: float) -> None:
-        self._engine = TrainingEngine(base_model.load(str(base), name="tiny"))
-        self._engine.create("m", LoraShape(rank=rank, seed=SEED))
+        """Rank 0: all weights are trained."""
+        name = "tiny" if rank else "tiny:full"
+        self._engine = TrainingEngine(base_model.load(str(base), name=name))
+        self._engine.create("m", LoraShape(rank=rank, seed=SEED) if rank else WHOLE)
         self._step = OptimStep(learning_rate=learning_rate)
 
     def export(self, folder: Path) -> Path:

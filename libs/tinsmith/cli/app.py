@@ -39,11 +39,18 @@ app.add_typer(keys.app, name="keys")
 
 Alone = Annotated[
     bool,
-    typer.Option("--alone", help="Without the run's neighbours, as every replay here is done."),
+    typer.Option("--alone", help="Leave out the room that other runs had in this one's passes."),
 ]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME", help="Which of [[models]] [default: the first]."),
+]
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, max=64, metavar="N", help="Processes at one address [default: 1]."
+    ),
 ]
 
 
@@ -96,25 +103,29 @@ def up(
         sys.exit(command.run(options))
 
 
-_WITH_MODEL = ("trainer", "sampler")
-
-
-def _add_service(name: str, help_text: str, *, has_model: bool) -> None:
-    def run(config: Path | None, model: str | None = None) -> None:
-        overrides = {f"TINSMITH_{name.upper()}__MODEL": model} if model else {}
+def _add_service(name: str, help_text: str) -> None:
+    def run(config: Path | None, key: str = "", value: str | int | None = None) -> None:
+        overrides = {f"TINSMITH_{name.upper()}__{key}": str(value)} if value else {}
         with _one_line_errors(name):
             from tinsmith.cli import foreground
 
             sys.exit(foreground.run(name, config, overrides))
 
     def with_model(config: ConfigFile = None, model: Model = None) -> None:
-        run(config, model)
+        run(config, "MODEL", model)
 
-    def without_model(config: ConfigFile = None) -> None:
+    def with_workers(config: ConfigFile = None, workers: Workers = None) -> None:
+        run(config, "WORKERS", workers)
+
+    def plain(config: ConfigFile = None) -> None:
         run(config)
 
-    command: Callable[..., None] = with_model if has_model else without_model
-    app.command(name=name, help=help_text, epilog=EXIT_CODES)(command)
+    commands: dict[str, Callable[..., None]] = {
+        "gateway": with_workers,
+        "trainer": with_model,
+        "sampler": with_model,
+    }
+    app.command(name=name, help=help_text, epilog=EXIT_CODES)(commands.get(name, plain))
 
 
 _SERVICES = {
@@ -129,7 +140,7 @@ _EXAMPLE = """
 Example, against a broker elsewhere:
   TINSMITH_NATS_URL=nats://broker:4222 tinsmith {name} --config split.toml"""
 for _name, _help in _SERVICES.items():
-    _add_service(_name, _help + _EXAMPLE.format(name=_name), has_model=_name in _WITH_MODEL)
+    _add_service(_name, _help + _EXAMPLE.format(name=_name))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -158,6 +169,32 @@ def demo(
         from tinsmith.demo import run
 
         sys.exit(run.main(data_dir=data_dir, keep=keep, steps=steps, json_path=json_path))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def cookbook(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="As in math_rl, or preference.dpo.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="For the recipe.")
+    ] = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a recipe of tinker-cookbook, unmodified, against this server.
+
+    The server is that of TINKER_BASE_URL, else the 'tinsmith up' that uses the data folder.
+
+    \b
+    Example:
+      tinsmith cookbook math_rl env=arithmetic \\
+        model_name=HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+    with _one_line_errors("cookbook"):
+        from tinsmith.cookbook import command
+
+        command.run(recipe, arguments or [], config=config, data_dir=data_dir)
 
 
 @app.command()
@@ -204,7 +241,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
     is_sampling_only: Annotated[  # noqa: FBT002
         bool, typer.Option("--sampling-only", help="Only draw samples again.")
     ] = False,
-    _alone: Alone = False,  # noqa: FBT002
+    is_alone: Alone = False,  # noqa: FBT002
     is_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,  # noqa: FBT002
     config: ConfigFile = None,
     data_dir: DataDir = None,
@@ -233,6 +270,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
         seed=seed,
         tolerance=tolerance,
         is_following=is_following,
+        is_alone=is_alone,
         is_sampling=is_sampling,
         is_sampling_only=is_sampling_only,
         is_json=is_json,

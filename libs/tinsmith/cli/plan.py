@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, cast
 
-from tinsmith import cores
+from tinsmith import cores, listening, whole
 from tinsmith.cli.process import ServiceProcess
 from tinsmith.config import service_sections
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator, Mapping
 
     from tinsmith.config import Config, Section
@@ -20,22 +21,35 @@ GATEWAY_RANK, WORKER_RANK, BROKER_RANK = range(3)
 
 
 def instances(config: Config, services: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """(label, service, model name or "") of each process: one per model where it matters."""
+    """(label, service, model name or "") of each process: one per model or worker."""
     short_names = [model.name.rpartition("/")[2] for model in config.models]
+    count = workers(config)
     for service in services:
-        if service not in PER_MODEL:
+        if service == "gateway" and count > 1:
+            yield from ((f"gateway:{n + 1}", service, "") for n in range(count))
+        elif service not in PER_MODEL:
             yield service, service, ""
-            continue
-        for model, short in zip(config.models, short_names, strict=True):
-            unique = short if short_names.count(short) == 1 else model.name
-            is_only = len(config.models) == 1
-            yield service if is_only else f"{service}:{unique}", service, model.name
+        else:
+            for model, short in zip(config.models, short_names, strict=True):
+                unique = short if short_names.count(short) == 1 else model.name
+                is_only = len(config.models) == 1
+                label = service if is_only else f"{service}:{unique}"
+                yield label, service, model.name
+                if model.full and service == "trainer":
+                    yield whole.name_of(label), service, whole.name_of(model.name)
 
 
 def service_processes(
-    config: Config, services: tuple[str, ...], environ: Mapping[str, str]
+    config: Config,
+    services: tuple[str, ...],
+    environ: Mapping[str, str],
+    address: socket.socket | None = None,
 ) -> list[ServiceProcess]:
-    """The processes, not started; ``environ`` is what they have in common."""
+    """The processes, not started; ``environ`` is what they have in common.
+
+    ``address`` is what gateways answer on; without one, a gateway opens its own.
+    """
+    fds = {"gateway": () if address is None else (address.fileno(),)}
     # -P: the folder that `up` is started in must not shadow installed packages.
     command = [sys.executable, "-P", "-m", "tinsmith"]
     file = ["--config", str(config.path)] if config.path else []
@@ -43,8 +57,9 @@ def service_processes(
         ServiceProcess(
             label,
             [*command, service, *file, *(["--model", model] if model else [])],
-            {**environ, **thread_limits(config, service, environ)},
+            {**environ, **thread_limits(config, service, environ), **_handed(fds.get(service, ()))},
             rank=GATEWAY_RANK if service == "gateway" else WORKER_RANK,
+            pass_fds=fds.get(service, ()),
         )
         for label, service, model in instances(config, services)
     ]
@@ -68,16 +83,29 @@ def model_of(config: Config, service: str) -> str:
     return str(_value(config, service, "model"))
 
 
-def any_port_host(config: Config) -> str | None:
-    """Where the gateway listens when any port will do; None when its port is given."""
-    return (
-        str(_value(config, "gateway", "host")) if _value(config, "gateway", "port") == 0 else None
-    )
+def workers(config: Config) -> int:
+    """How many processes are to answer as gateways at one address."""
+    return int(_value(config, "gateway", "workers"))
+
+
+def gateway_host(config: Config) -> str:
+    """Where the gateway listens."""
+    return str(_value(config, "gateway", "host"))
+
+
+def gateway_address(config: Config) -> socket.socket:
+    """What gateways answer on, opened. Raises StartupError."""
+    return listening.bind(gateway_host(config), int(_value(config, "gateway", "port")))
 
 
 def key_file_of(config: Config) -> str:
     """The gateway's configured file of API keys."""
     return str(_value(config, "gateway", "api_key_file"))
+
+
+def _handed(fds: tuple[int, ...]) -> dict[str, str]:
+    # A worker is one process, whatever the file says of workers.
+    return {listening.VARIABLE: str(fds[0]), "TINSMITH_GATEWAY__WORKERS": "1"} if fds else {}
 
 
 def _value(config: Config, service: str, key: str) -> str | int:

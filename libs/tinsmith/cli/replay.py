@@ -36,6 +36,7 @@ class Options:
     seed: int | None = None
     tolerance: float | None = None
     is_following: bool = False
+    is_alone: bool = False
     is_sampling: bool = False
     is_sampling_only: bool = False
     is_json: bool = False

@@ -26,6 +26,9 @@ class SamplerConfig(Section, frozen=True, kw_only=True):
     """Tokens of all rows together that the key-value cache holds."""
     max_adapters: Annotated[int, Meta(ge=1)] = 16
     """Adapters held in memory; the least recently used one makes room."""
+    max_whole: Annotated[int, Meta(ge=1)] = 1
+    """Models that were trained whole, held beside the base model where that has ``full = true``;
+    each takes the memory of the base model and its cache once more."""
     max_requests: Annotated[int, Meta(ge=1)] = 256
     """Requests taken from the queue at once, so that other samplers get their share."""
     max_samples: Annotated[int, Meta(ge=1)] = 1024

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import msgspec
 
+from tinsmith import whole
 from tinsmith.cores import threads
 from tinsmith.errors import ServerError
 from tinsmith.model_files import Quantization
@@ -19,8 +20,9 @@ from tinsmith_sampler.checks import Limits
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.kv_cache import PAGE
 from tinsmith_sampler.model import TorchOptions, device_of
-from tinsmith_sampler.residency import AdapterResidency
+from tinsmith_sampler.residency import Residency
 from tinsmith_sampler.torch_engine import TorchEngine
+from tinsmith_sampler.whole_models import WholeModels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -57,12 +59,15 @@ def setting_of(record: SampleRecord) -> Setting:
 class Redrawing:
     """Draws logged samples of one setting again. Made by ``open_engine``."""
 
-    def __init__(self, engine: TorchEngine, samples: Samples, max_adapters: int) -> None:
+    def __init__(
+        self, engine: TorchEngine, samples: Samples, max_adapters: int, wholes: WholeModels
+    ) -> None:
         self.environment = engine.environment
         """What this machine computes with."""
         self._engine = engine
         self._samples = samples
-        self._adapters = AdapterResidency(engine, max_adapters)
+        self._adapters = Residency(engine, max_adapters)
+        self._wholes = wholes
 
     async def redraw(self, record: SampleRecord, content: SampleContent) -> SampleContent:
         """What the request of ``record`` is answered here.
@@ -72,7 +77,12 @@ class Redrawing:
             UserError: it is none that could have been answered.
         """
         params = msgspec.structs.replace(record.request.params, stop_strings=content.stop_strings)
-        request = msgspec.structs.replace(record.request, prompt=content.prompt, params=params)
+        request = msgspec.structs.replace(
+            record.request,
+            prompt=content.prompt,
+            params=params,
+            target_tokens=content.target_tokens,
+        )
         limits = Limits(
             vocab_size=self._engine.vocab_size,
             context_length=self._engine.context_length,
@@ -81,6 +91,9 @@ class Redrawing:
         )
         if request.adapter is None:
             done = await answer(self._engine, request, limits)
+        elif whole.holds_whole(request.adapter.files):
+            async with self._wholes.hold(request.adapter) as engine:
+                done = await answer(engine, request, limits)
         else:
             adapter = request.adapter
             async with self._adapters.hold(adapter.version, lambda: self._fetch(adapter)):
@@ -90,6 +103,8 @@ class Redrawing:
             sequences=done.sequences,
             prompt_logprobs=done.prompt_logprobs,
             topk_prompt_logprobs=done.topk_prompt_logprobs,
+            target_prompt_logprobs=done.target_prompt_logprobs,
+            prompt_alt_tokens=done.prompt_alt_tokens,
         )
 
     async def _fetch(self, adapter: AdapterRef) -> dict[str, bytes]:
@@ -108,21 +123,19 @@ async def open_engine(
     """
     settings, model = config.section(SamplerConfig), config.model(setting.base_model)
     context_length = _number(setting, "context_length") or model.context_length
-    engine = TorchEngine(
-        TorchOptions(
-            model_path=model.source,
-            dtype=cast("DTypeName", _one_of(DTypeName, setting, model, "dtype")),
-            quantization=cast(
-                "Quantization", _one_of(Quantization, setting, model, "quantization")
-            ),
-            device=_device(setting, settings),
-            threads=_number(setting, "threads") or threads(settings.threads),
-            max_rows=settings.max_rows,
-            # Two of the longest texts must fit, or the context would be shorter.
-            kv_tokens=max(settings.cache_tokens, 2 * ((context_length or 0) + PAGE)),
-            context_length=context_length,
-        )
+    options = TorchOptions(
+        model_path=model.source,
+        dtype=cast("DTypeName", _one_of(DTypeName, setting, model, "dtype")),
+        quantization=cast("Quantization", _one_of(Quantization, setting, model, "quantization")),
+        device=_device(setting, settings),
+        threads=_number(setting, "threads") or threads(settings.threads),
+        max_rows=settings.max_rows,
+        # Two of the longest texts must fit, or the context would be shorter.
+        kv_tokens=max(settings.cache_tokens, 2 * ((context_length or 0) + PAGE)),
+        context_length=context_length,
     )
+    engine = TorchEngine(options)
+    wholes = WholeModels(options, samples.blob, limit=settings.max_whole)
     await engine.start()
     try:
         found = engine.environment["base_blake3"]
@@ -131,8 +144,9 @@ async def open_engine(
                 f"base_blake3: the samples were drawn from {setting.base_blake3}, but "
                 f"{model.source} is {found}; set path in [[models]] to the weights of that time"
             )
-        yield Redrawing(engine, samples, settings.max_adapters)
+        yield Redrawing(engine, samples, settings.max_adapters, wholes)
     finally:
+        await wholes.close()
         await engine.close()
 
 

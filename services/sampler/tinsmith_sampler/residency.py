@@ -1,4 +1,4 @@
-"""Which adapters an engine holds: the least recently used one makes room, unless it is in use.
+"""Which weights are held in memory: the least recently used ones make room, unless in use.
 
 Everything happens on one event loop, so nothing changes hands between two awaits; an adapter is
 pinned before the first await that would let another caller evict it.
@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from tinsmith_sampler.engine import Engine
+Files = TypeVar("Files", contravariant=True)
+F = TypeVar("F")
 
-    Fetch = Callable[[], Awaitable[Mapping[str, bytes]]]
+
+class Loader(Protocol[Files]):
+    """What holds the weights: an engine its adapters, or ``WholeModels`` theirs."""
+
+    async def load_adapter(self, version: str, files: Files) -> None:
+        """Make the weights usable."""
+
+    async def unload_adapter(self, version: str) -> None:
+        """Let them go."""
 
 
 class _Resident:
@@ -29,10 +38,10 @@ class _Resident:
         self.loading = asyncio.Lock()  # whoever comes second waits for the first one's load
 
 
-class AdapterResidency:
+class Residency(Generic[F]):
     """Loads adapters into an engine when they are asked for, and at most ``limit`` of them."""
 
-    def __init__(self, engine: Engine, limit: int) -> None:
+    def __init__(self, engine: Loader[F], limit: int) -> None:
         self._engine = engine
         self._limit = limit
         self._residents: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
@@ -45,7 +54,7 @@ class AdapterResidency:
         return tuple(version for version, one in self._residents.items() if one.is_loaded)
 
     @asynccontextmanager
-    async def hold(self, version: str, fetch: Fetch) -> AsyncIterator[None]:
+    async def hold(self, version: str, fetch: Callable[[], Awaitable[F]]) -> AsyncIterator[None]:
         """Inside the block the engine has this adapter; ``fetch`` gives its files if need be.
 
         Waits while ``limit`` other adapters are all in use. A failure to fetch or load reaches
@@ -77,7 +86,9 @@ class AdapterResidency:
                 return True
         return False
 
-    async def _load(self, version: str, resident: _Resident, fetch: Fetch) -> None:
+    async def _load(
+        self, version: str, resident: _Resident, fetch: Callable[[], Awaitable[F]]
+    ) -> None:
         if resident.failure is not None:
             raise resident.failure
         if resident.is_loaded:

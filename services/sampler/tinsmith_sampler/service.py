@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
 
-from tinsmith import ids
+from tinsmith import ids, whole
 from tinsmith.cores import threads
-from tinsmith.errors import UserError
+from tinsmith.errors import ConfigError, UserError
 from tinsmith.messages import table
 from tinsmith.messages.failures import to_failed
 from tinsmith.messages.registry import ServedModel
@@ -23,32 +23,39 @@ from tinsmith_sampler.cancelling import Cancellable
 from tinsmith_sampler.checks import Limits
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.recording import Recorder
-from tinsmith_sampler.residency import AdapterResidency
+from tinsmith_sampler.residency import Residency
 from tinsmith_sampler.scribe import Scribe
 from tinsmith_sampler.telling import telling
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tinsmith.bus import Delivery, Taken
     from tinsmith.config import Config, ModelConfig
     from tinsmith.errors import ServerError
     from tinsmith.messages.sampling import AdapterRef, Sample, SampleResult
     from tinsmith.service import ServiceContext
     from tinsmith_sampler.engine import Engine
+    from tinsmith_sampler.model import TorchOptions
+    from tinsmith_sampler.whole_models import WholeModels
 
 POOL_WINDOW = 10_000  # requests of one base model in the hands of all of its samplers
 ACK_WAIT_S = 15.0  # a dead sampler's requests go to another after this
 
 
 class Sampler:
-    """Serves one base model's queue with one engine."""
+    """Serves one base model's queue with one engine, and one for each model trained whole."""
 
-    def __init__(self, context: ServiceContext, engine: Engine, model: ModelConfig) -> None:
+    def __init__(
+        self, context: ServiceContext, engine: Engine, model: ModelConfig, wholes: WholeModels
+    ) -> None:
         config = context.config.section(SamplerConfig)
         self._bus = context.bus
         self._blobs = context.blobs
         self._log = context.log
         self._engine = engine
-        self._adapters = AdapterResidency(engine, config.max_adapters)
+        self._adapters = Residency(engine, config.max_adapters)
+        self._wholes = wholes
         self._limits = Limits(
             vocab_size=engine.vocab_size,
             context_length=engine.context_length,
@@ -74,6 +81,8 @@ class Sampler:
             seq="*",
         )
         async with AsyncExitStack() as held, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wholes.wait_failed(), name="whole models")
+            held.push_async_callback(self._wholes.close)
             heard = await self._bus.listen(table.SAMPLE_CANCELLED, self._in_hand.cancel)
             held.push_async_callback(heard.close)
             deliveries = await held.enter_async_context(
@@ -130,12 +139,9 @@ class Sampler:
         log = self._log.bind(request_id=request.request_id)
         try:
             async with AsyncExitStack() as held:
-                if (adapter := request.adapter) is not None:
-                    await held.enter_async_context(
-                        self._adapters.hold(adapter.version, lambda: self._fetch(adapter))
-                    )
+                engine = await held.enter_async_context(self._with_weights(request.adapter))
                 tell = await held.enter_async_context(telling(self._bus, request))
-                work = answer(self._engine, request, self._limits, tell)
+                work = answer(engine, request, self._limits, tell)
                 return await self._in_hand.run(request.request_id, work)
         except Exception as exc:
             if isinstance(exc, UserError):
@@ -143,6 +149,18 @@ class Sampler:
             else:
                 log.exception("request failed")
             return SampleFailed(request_id=request.request_id, failure=to_failed(exc))
+
+    @asynccontextmanager
+    async def _with_weights(self, weights: AdapterRef | None) -> AsyncIterator[Engine]:
+        """The engine that has them, for as long as the block."""
+        if weights is None:
+            yield self._engine
+        elif whole.holds_whole(weights.files):
+            async with self._wholes.hold(weights) as engine:
+                yield engine
+        else:
+            async with self._adapters.hold(weights.version, lambda: self._fetch(weights)):
+                yield self._engine
 
     async def _fetch(self, adapter: AdapterRef) -> dict[str, bytes]:
         return {name: await self._blobs.get(ref) for name, ref in adapter.files.items()}
@@ -152,19 +170,31 @@ async def serve(context: ServiceContext) -> None:
     """Load the engine, announce it, answer until ``context.stopping``."""
     config = context.config.section(SamplerConfig)
     model = context.config.model(config.model)
-    engine = await asyncio.to_thread(_engine, model, config)
+    if whole.is_whole(model.name):
+        raise ConfigError(
+            f"sampler.model: {model.name!r} is sampled from beside {whole.base_of(model.name)!r}; "
+            "start a sampler of that"
+        )
+    engine, options = await asyncio.to_thread(_engine, model, config)
     await engine.start()
     try:
         scribe = await asyncio.to_thread(Scribe, model.source, engine.context_length)
         async with scribe.serving(context.bus, ids.pool_token(model.name)):
-            await _serve_until_stopped(context, engine, model)
+            await _serve_until_stopped(context, engine, model, options)
     finally:
         await engine.close()
 
 
-async def _serve_until_stopped(context: ServiceContext, engine: Engine, model: ModelConfig) -> None:
+async def _serve_until_stopped(
+    context: ServiceContext, engine: Engine, model: ModelConfig, options: TorchOptions
+) -> None:
+    from tinsmith_sampler.whole_models import WholeModels
+
     await _announce(context, engine, model)
-    running = asyncio.create_task(Sampler(context, engine, model).run(), name="sampler")
+    limit = context.config.section(SamplerConfig).max_whole if model.full else 0
+    get, folder = context.blobs.get, context.config.data_dir
+    wholes = WholeModels(options, get, limit=limit, folder=folder)
+    running = asyncio.create_task(Sampler(context, engine, model, wholes).run(), name="sampler")
     stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
     engine_dead = asyncio.create_task(engine.wait_ended(), name="engine")
     await context.ready(base_models=(model.name,))
@@ -178,23 +208,22 @@ async def _serve_until_stopped(context: ServiceContext, engine: Engine, model: M
     await asyncio.gather(*waited_for, return_exceptions=True)
 
 
-def _engine(model: ModelConfig, config: SamplerConfig) -> Engine:
+def _engine(model: ModelConfig, config: SamplerConfig) -> tuple[Engine, TorchOptions]:
     """The one place that chooses an engine. Imports torch, so it runs on a thread."""
     from tinsmith_sampler.model import TorchOptions, device_of
     from tinsmith_sampler.torch_engine import TorchEngine
 
-    return TorchEngine(
-        TorchOptions(
-            model_path=model.source,
-            dtype=model.dtype,
-            device=device_of(config.device),
-            threads=threads(config.threads),
-            max_rows=config.max_rows,
-            kv_tokens=config.cache_tokens,
-            context_length=model.context_length,
-            quantization=model.quantization,
-        )
+    options = TorchOptions(
+        model_path=model.source,
+        dtype=model.dtype,
+        device=device_of(config.device),
+        threads=threads(config.threads),
+        max_rows=config.max_rows,
+        kv_tokens=config.cache_tokens,
+        context_length=model.context_length,
+        quantization=model.quantization,
     )
+    return TorchEngine(options), options
 
 
 async def _announce(context: ServiceContext, engine: Engine, model: ModelConfig) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tinsmith import memory, model_files
+from tinsmith import memory, model_files, whole
 from tinsmith.errors import ConfigError, StartupError
 from tinsmith_trainer import pretrained
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DTypeName = Literal["float32", "bfloat16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+
+_WHOLE_COPIES = 5
+"""Masters, the accumulated gradient and the one that is being added to it, two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +123,16 @@ def _check_room(
         f"for weights in {form}": files.weight_bytes(dtype, quantization),
         f"for passes of {pass_tokens} tokens": pass_tokens * _bytes_per_token(files, dtype),
     }
+    is_whole = whole.is_whole(name)
+    can_quantise = quantization != "nf4" and not files.has_experts and not is_whole
+    if is_whole:
+        needs["for training all weights in float32"] = _WHOLE_COPIES * files.weight_bytes("float32")
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes()
     remedies = [
         'set dtype to "bfloat16"' if dtype == "float32" else "",
-        'set quantization to "nf4"' if quantization != "nf4" and not files.has_experts else "",
+        'set quantization to "nf4"' if can_quantise else "",
+        "take full = true out of its [[models]] entry" if is_whole else "",
         "lower microbatch_tokens" if pass_tokens else "",
         "or serve a smaller model",
     ]

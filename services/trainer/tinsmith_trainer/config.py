@@ -19,10 +19,15 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """CPU threads of torch; 0 for half of the cores. Results depend on it in the last bit."""
     max_models: Annotated[int, Meta(ge=1)] = 64
-    """Most models that this trainer holds at once; more wait for another trainer."""
+    """Most models that this trainer holds at once; more wait for another trainer. One that trains
+    all weights of its model holds one."""
     microbatch_tokens: Annotated[int, Meta(ge=0)] = 0
     """Padded tokens of one forward and backward pass; 0 for 1024 on a CPU, 8192 on a GPU. Bounds
     memory, not batch size; results depend on it in the last bit."""
+    mixing: Literal["auto", "exact", "mixed"] = "auto"
+    """``mixed``: one pass serves several models that wait at once, which small requests need to
+    keep a device busy; results then depend in the last bits on how many rows shared the pass, and
+    the log says so. ``exact``: never. ``auto``: mixed on a GPU, exact on a CPU."""
     checkpointing: bool = False
     """Compute a layer's activations again when their gradient is due instead of keeping them:
     memory for a third more time, and the same results. For long sequences."""

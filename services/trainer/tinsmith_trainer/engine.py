@@ -7,12 +7,10 @@ it drops that gradient.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tinsmith.errors import InvalidRequest, UnusableGradient
-from tinsmith.messages.base import Tensor
 from tinsmith.messages.ops import (
     CreateModel,
     CreateModelDone,
@@ -21,22 +19,23 @@ from tinsmith.messages.ops import (
     OptimStep,
     OptimStepDone,
 )
-from tinsmith_trainer import checkpoint_files, custom_loss, datums, losses, mismatch, optim, packing
-from tinsmith_trainer.adapters import Adapter, Adapters, Snapshot
+from tinsmith_trainer import datums, losses, optim
 from tinsmith_trainer.checkpointing import checkpoint_layers
-from tinsmith_trainer.lora import check_shape
-from tinsmith_trainer.passes import Passes
+from tinsmith_trainer.forms import form_of
+from tinsmith_trainer.parts import is_joint
 from tinsmith_trainer.room import Room
+from tinsmith_trainer.scoring import Scoring
 from tinsmith_trainer.state import StateView
+from tinsmith_trainer.trainable import Snapshot, Tenants
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
-    from tinsmith.messages.ops import LoraShape, OpResult
+    from tinsmith.messages.ops import Frame, LoraShape, OpResult, OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
-    from tinsmith_trainer.loss import Loss
-    from tinsmith_trainer.microbatch import Scored
+    from tinsmith_trainer.parts import Made, Outcome, Part
+    from tinsmith_trainer.trainable import Trainable
 
 __all__ = ["EngineOp", "Snapshot", "TrainingEngine"]
 
@@ -45,7 +44,7 @@ EngineOp = CreateModel | ForwardBackward | OptimStep
 
 
 class TrainingEngine:
-    """Many adapters on one base model."""
+    """The tenants of one base model: many adapters, or the one that trains all of it."""
 
     def __init__(
         self, base: BaseModel, *, microbatch_tokens: int = 4096, checkpointing: bool = False
@@ -56,58 +55,71 @@ class TrainingEngine:
         rest once more: the same bits with less memory, in more time.
         """
         self.info: BaseModelInfo = base.info
-        self._device = base.device
         self.microbatch_tokens = microbatch_tokens
         self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
-        self._passes = Passes(base)
+        self._form = form_of(base)
+        self._passes = self._form.passes
         self._room = Room(base, self._passes.kept_bytes, checkpointing=checkpointing)
         if checkpointing:
             checkpoint_layers(base.model)
-        self._adapters = Adapters()
+        self._adapters = Tenants()
 
     def models(self) -> tuple[str, ...]:
         """The ids of the models that exist here."""
         return tuple(self._adapters)
 
-    def apply(self, model_id: str, op: EngineOp) -> OpResult:
-        """Carry out one op; ``CreateModel`` makes a fresh adapter, whatever its checkpoint."""
+    def apply(self, model_id: str, op: EngineOp, frames: Sequence[Frame | None] = ()) -> OpResult:
+        """Carry out one op; ``CreateModel`` makes a fresh tenant, whatever its checkpoint.
+
+        ``frames`` are those of the passes of an op that is repeated.
+        """
         match op:
-            case CreateModel(lora=lora):
-                return self.create(model_id, lora)
+            case CreateModel():
+                return self.create(model_id, op.lora, op.optimizer)
             case ForwardBackward():
-                return self.forward_backward(model_id, op)
+                return self.forward_backward(model_id, op, frames)
             case OptimStep():
                 return self.optim_step(model_id, op)
 
-    def create(self, model_id: str, lora: LoraShape) -> CreateModelDone:
-        """Make a fresh adapter; equal shapes and seeds give equal weights on any machine."""
-        check_shape(lora)
-        adapter = Adapter.fresh(lora, self._passes.targets.of(lora), self._device)
-        self._adapters.add(model_id, adapter)
-        return CreateModelDone(model_id=model_id, lora=lora)
+    def create(
+        self, model_id: str, lora: LoraShape, optimizer: OptimizerFamily = "adamw"
+    ) -> CreateModelDone:
+        """Make a fresh tenant; equal shapes and seeds give equal weights on any machine."""
+        self._adapters.check_new(model_id)
+        tenant = self._form.fresh(lora, optimizer)
+        self._adapters.put(model_id, tenant)
+        return CreateModelDone(model_id=model_id, lora=tenant.lora)
 
     def restore(
-        self, model_id: str, files: Mapping[str, bytes], *, with_optimizer: bool
+        self,
+        model_id: str,
+        files: Mapping[str, bytes],
+        *,
+        with_optimizer: bool,
+        optimizer: OptimizerFamily = "adamw",
     ) -> CreateModelDone:
         """Make the model what a checkpoint says, or put that in the place of what it is.
 
         A new model takes the checkpoint's shape; an existing one must have it already. Pending
-        gradients are dropped. Without ``with_optimizer`` the optimizer starts afresh.
+        gradients are dropped. Without ``with_optimizer`` the optimizer starts afresh: that which
+        the model has, or for a new one ``optimizer``.
         """
-        snapshot = checkpoint_files.from_files(
+        old = self._adapters.get(model_id) if model_id in self._adapters else None
+        snapshot = self._form.from_files(
             files,
-            base_model=self.info.name,
-            targets=self._passes.targets,
             with_optimizer=with_optimizer,
+            optimizer=optimizer if old is None else old.optimizer.family,
         )
-        if model_id in self._adapters:
-            _check_same_shape(self._adapters.get(model_id).lora, snapshot.lora)
-        self._adapters.put(model_id, Adapter.restored(snapshot, self._device))
+        if old is not None:
+            _check_same_kind(old, snapshot)
+        self._adapters.put(model_id, self._form.restored(snapshot, replacing=old))
         return CreateModelDone(model_id=model_id, lora=snapshot.lora)
 
-    def forward_backward(self, model_id: str, op: ForwardBackward) -> ForwardBackwardDone:
+    def forward_backward(
+        self, model_id: str, op: ForwardBackward, frames: Sequence[Frame | None] = ()
+    ) -> ForwardBackwardDone:
         """``passes`` from the first to the last."""
-        passes = self.passes(model_id, op)
+        passes = self.passes(model_id, op, frames)
         while True:
             try:
                 next(passes)
@@ -116,11 +128,12 @@ class TrainingEngine:
                 return done
 
     def passes(
-        self, model_id: str, op: ForwardBackward
-    ) -> Generator[int, None, ForwardBackwardDone]:
+        self, model_id: str, op: ForwardBackward, frames: Sequence[Frame | None] = ()
+    ) -> Generator[Part, Made | None, ForwardBackwardDone]:
         """Score the datums and, unless ``forward_only``, add up their gradient.
 
-        Yields the tokens of each pass before it is made; other models may be used meanwhile.
+        Yields what each pass is to be made of; other models may be used meanwhile. Who has made
+        it, with others by ``together``, sends what came of it. Else it is made here.
 
         Raises:
             InvalidRequest: naming the datum, the key, the value and the limit, before anything
@@ -128,35 +141,51 @@ class TrainingEngine:
                 as it was.
             NoRoom: a datum alone takes more memory than there is.
         """
-        adapter = self._adapters.get(model_id)
+        tenant, with_gradient = self._adapters.get(model_id), not op.forward_only
         loss, settings = losses.chosen(op.loss_fn, op.loss_config)
         examples = datums.parse(op.data, loss, settings, self._limits)
-        self._check_room(examples, with_gradient=not op.forward_only)
-        if op.forward_only:
-            return (yield from self._run(adapter, examples, loss, settings, with_gradient=False))
-        with adapter.collecting():
-            return (yield from self._run(adapter, examples, loss, settings, with_gradient=True))
+        self._check_room(examples, with_gradient=with_gradient)
+        scoring = Scoring(tenant, examples, loss, settings, with_gradient, frames)
+        with tenant.collecting() if with_gradient else nullcontext():
+            return (yield from scoring.passes(self.microbatch_tokens, self._alone))
+
+    def can_join(self, parts: Sequence[Part]) -> bool:
+        """Whether ``together`` may make one pass of these, which are of different models."""
+        return is_joint(parts, self.microbatch_tokens)
+
+    def together(self, parts: Sequence[Part]) -> list[Outcome | None]:
+        """One pass for all of ``parts``; None where it must be made alone after all."""
+        try:
+            return [*self._passes.run(parts)]
+        except Exception:  # noqa: BLE001 - nothing was added yet, and whose it is shows alone
+            return [None for _ in parts]
+
+    def _alone(self, part: Part) -> Made:
+        outcome: Outcome = self._passes.run([part])[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
-        """One AdamW step on the accumulated gradient, which is gone afterwards.
+        """One step on the accumulated gradient, which is gone afterwards.
 
         Without a gradient nothing changes, as in torch.
 
         Raises:
-            InvalidRequest: a hyperparameter is out of range; the gradient stays.
+            InvalidRequest: a hyperparameter is out of range, or the step is of another optimizer
+                than the model's; the gradient stays.
             UnusableGradient: it is not finite, or too large; weights and moments stay, and the
                 gradient is gone, so that training can go on from here.
         """
         adapter = self._adapters.get(model_id)
         optim.check(op)
-        norm = 0.0
-        if adapter.gradient is not None:
-            try:
-                norm = optim.step(adapter.weights, adapter.gradient, adapter.optimizer, op)
-            except UnusableGradient:
-                adapter.gradient = None
-                raise
+        optim.check_family(adapter.optimizer, op)
+        try:
+            norm = adapter.step(op)
+        except UnusableGradient:
             adapter.gradient = None
+            raise
+        adapter.gradient = None
         return OptimStepDone(
             metrics={"grad_norm": norm, "optimizer_steps": float(adapter.optimizer.steps)}
         )
@@ -182,56 +211,18 @@ class TrainingEngine:
 
     def drop(self, model_id: str) -> None:
         """Forget the model; nothing happens when there is none."""
-        self._adapters.drop(model_id)
-
-    def _run(
-        self,
-        adapter: Adapter,
-        examples: list[Example],
-        loss: Loss,
-        settings: Mapping[str, float],
-        *,
-        with_gradient: bool,
-    ) -> Generator[int, None, ForwardBackwardDone]:
-        """All passes of an op, and its results in the order of its datums."""
-        results: dict[int, Scored] = {}
-        lengths = [len(example) for example in examples]
-        plan = packing.plan(lengths, self.microbatch_tokens)
-        for batch in plan:
-            rows = [examples[index] for index in batch]
-            yield sum(map(len, rows))
-            scored = self._passes.run(adapter, rows, loss, settings, with_gradient=with_gradient)
-            results.update(zip(batch, scored, strict=True))
-        ordered = [_finite(results[index], index) for index in range(len(examples))]
-        figures = mismatch.figures(loss, examples, ordered)
-        figures |= custom_loss.figures(loss, examples, ordered)
-        return _done(ordered, plan, figures)
+        if (tenant := self._adapters.drop(model_id)) is not None:
+            self._form.let_go(tenant)
 
 
-def _finite(scored: Scored, index: int) -> Scored:
-    if not (np.isfinite(scored.logprobs).all() and np.isfinite(scored.values).all()):
+def _check_same_kind(old: Trainable, snapshot: Snapshot) -> None:
+    saved, has = snapshot.optimizer.family, old.optimizer.family
+    if saved != has:
         raise InvalidRequest(
-            f"data[{index}]: its loss is not a finite number, so the model has diverged or the "
-            "weights are too large; go back to a checkpoint and lower the learning rate"
+            f"optimizer: the state in the checkpoint is of {saved!r}, this model was created with "
+            f"{has!r}; load it without the optimizer, or create a model from the checkpoint"
         )
-    return scored
-
-
-def _done(
-    results: list[Scored], plan: tuple[packing.MicroBatch, ...], figures: Mapping[str, float]
-) -> ForwardBackwardDone:
-    """Metric keys must hold exactly one colon: ``name:reduction over chunks``."""
-    loss = sum(float(scored.values.sum(dtype=np.float64)) for scored in results)
-    tokens = sum(len(scored.logprobs) for scored in results)
-    return ForwardBackwardDone(
-        logprobs=tuple(_wire(scored.logprobs) for scored in results),
-        metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens), **figures},
-        passes=plan,
-    )
-
-
-def _wire(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Tensor:
-    return Tensor("float32", array.shape, array.astype("<f4", copy=False).tobytes())
+    _check_same_shape(old.lora, snapshot.lora)
 
 
 def _check_same_shape(mine: LoraShape, other: LoraShape) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from tinsmith.errors import BrokerUnavailable, NoResponder
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
-from tinsmith.messages.checkpoints import CommitCheckpoint, CommitCheckpointDone, GetCheckpoint
+from tinsmith.messages.checkpoints import GetCheckpoint
 from tinsmith.messages.failures import to_failed
+from tinsmith_trainer import saves
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.state import digest
 
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
     from tinsmith.blobs import BlobStore
     from tinsmith.bus import Bus
     from tinsmith.messages.base import BlobRef
+    from tinsmith.messages.checkpoints import CommitCheckpoint, CommitCheckpointDone
+    from tinsmith.messages.weights import PublishedVersion
     from tinsmith_trainer.compute import Compute
     from tinsmith_trainer.engine import Snapshot, TrainingEngine
+    from tinsmith_trainer.publishing import Publishing
 
 RETRY_PAUSE_S = 0.5
 COMMIT_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
 
-SaveOp = ops.SaveWeights | ops.SaveWeightsForSampler
 MutatingOp = ops.CreateModel | ops.OptimStep | ops.LoadWeights
 
 
@@ -69,29 +72,34 @@ class Executor:
         *,
         base_model: str,
         patience_s: float,
+        publishing: Publishing | None = None,
     ) -> None:
+        """With ``publishing``, what is saved for samplers is published on the model's lineage."""
         self._engine = engine
         self._compute = compute
         self._bus = bus
         self._blobs = blobs
         self._base_model = base_model
         self._patience_s = patience_s
+        self._publishing = publishing
         self._digests: dict[str, asyncio.Future[str]] = {}  # of each model's present state
 
-    async def execute(self, op: ops.Op, log: BoundLogger) -> Outcome:
-        """Change the model's state as ``op`` says.
+    async def execute(
+        self, op: ops.Op, log: BoundLogger, frames: tuple[ops.Frame | None, ...] = ()
+    ) -> Outcome:
+        """Change the model's state as ``op`` says; with the ``frames`` of one that is repeated.
 
         Returns as soon as the next op of the model may run; the outcome may come later: a save
         is written, and a new state digested, while training goes on.
         """
         try:
-            if isinstance(op.body, SaveOp):
+            if isinstance(op.body, saves.SaveOp):
                 copying = self.copy(op.model_id)
                 saving = self._outcome(self._save(op, op.body, copying), log)
                 name = f"save {op.model_id}:{op.seq}"
                 return Outcome(asyncio.create_task(saving, name=name), _settled(""))
             if not isinstance(op.body, MutatingOp):
-                return Outcome.of(await self._outcome(self._apply(op), log))
+                return Outcome.of(await self._outcome(self._apply(op, frames), log))
             if is_change := self._is_change(op):
                 await self._compute.readings.ended(op.model_id)
             result = await self._outcome(self._apply(op), log)
@@ -116,7 +124,11 @@ class Executor:
         return await self._put(await asyncio.to_thread(to_files, snapshot, with_optimizer=True))
 
     async def _put(self, files: Mapping[str, bytes]) -> dict[str, BlobRef]:
-        return {name: await self._blobs.put(data) for name, data in files.items()}
+        """Write them one after the other: the next is perhaps made only when it is read."""
+        return {
+            name: await self._blobs.put(await asyncio.to_thread(files.__getitem__, name))
+            for name in files
+        }
 
     def _is_change(self, op: ops.Op) -> bool:
         """A step without a gradient changes nothing: no digest is taken, no reader waited for."""
@@ -132,17 +144,26 @@ class Executor:
     async def drop(self, model_id: str) -> None:
         """Forget the model's tensors."""
         self._digests.pop(model_id, None)
+        if self._publishing is not None:
+            self._publishing.forget(model_id)
         await self._compute.run(model_id, lambda: self._engine.drop(model_id))
 
     async def restore(
-        self, model_id: str, parts: Mapping[str, BlobRef], *, with_optimizer: bool
+        self,
+        model_id: str,
+        parts: Mapping[str, BlobRef],
+        *,
+        with_optimizer: bool,
+        optimizer: ops.OptimizerFamily = "adamw",
     ) -> ops.CreateModelDone:
-        """Give the model the state that lies in ``parts``."""
+        """Give the model the state that lies in ``parts``; see ``TrainingEngine.restore``."""
         files = {name: await self._blobs.get(ref) for name, ref in parts.items()}
         await self._compute.readings.ended(model_id)
         done = await self._compute.run(
             model_id,
-            lambda: self._engine.restore(model_id, files, with_optimizer=with_optimizer),
+            lambda: self._engine.restore(
+                model_id, files, with_optimizer=with_optimizer, optimizer=optimizer
+            ),
         )
         self._digests.pop(model_id, None)
         return done
@@ -151,15 +172,21 @@ class Executor:
         """The digest of the model's present state."""
         return await self._digest(model_id)
 
-    async def _apply(self, op: ops.Op) -> ops.OpResult:
+    async def _apply(self, op: ops.Op, frames: tuple[ops.Frame | None, ...] = ()) -> ops.OpResult:
         model_id, body = op.model_id, op.body
         match body:
             case ops.CreateModel(checkpoint=str(checkpoint)):
                 parts = await self._parts(checkpoint)
-                done = await self.restore(model_id, parts, with_optimizer=body.with_optimizer)
+                done = await self.restore(
+                    model_id,
+                    parts,
+                    with_optimizer=body.with_optimizer,
+                    optimizer=body.optimizer,
+                )
                 return ops.CreateModelDone(model_id=model_id, lora=done.lora, parts=parts)
             case ops.ForwardBackward():
-                return await self._compute.run_passes(model_id, self._engine.passes(model_id, body))
+                passes = self._engine.passes(model_id, body, frames)
+                return await self._compute.run_passes(model_id, passes)
             case ops.CreateModel() | ops.OptimStep():
                 return await self._compute.run(model_id, lambda: self._engine.apply(model_id, body))
             case ops.LoadWeights():
@@ -168,7 +195,7 @@ class Executor:
                 return ops.LoadWeightsDone(path=body.path, parts=parts)
             case ops.Refused():
                 return body.reason
-            case ops.SaveWeights() | ops.SaveWeightsForSampler():
+            case ops.SaveWeights() | ops.SaveWeightsForSampler() | ops.SaveWeightsExternal():
                 msg = "saves are carried out by execute()"
                 raise TypeError(msg)
             case _:
@@ -178,47 +205,44 @@ class Executor:
         return (await self._bus.call(table.GET_CHECKPOINT, GetCheckpoint(path=path))).parts
 
     async def _save(
-        self, op: ops.Op, body: SaveOp, copying: asyncio.Future[Snapshot]
+        self, op: ops.Op, body: saves.SaveOp, copying: asyncio.Future[Snapshot]
     ) -> ops.OpResult:
         is_training = isinstance(body, ops.SaveWeights)
-        session, is_inflight = None, False
-        if isinstance(body, ops.SaveWeightsForSampler):
-            session, is_inflight = body.sampling_session_id, body.is_inflight
+        published = await self._publish(op, copying)
         snapshot = await copying
         files = await asyncio.to_thread(to_files, snapshot, with_optimizer=is_training)
         parts = await self._put(files)
-        request = CommitCheckpoint(
-            model_id=op.model_id,
-            kind="weights" if is_training else "ephemeral" if session else "sampler_weights",
-            name=body.name or f"ephemeral-{op.seq}",
-            op_seq=op.seq,
-            base_model=self._base_model,
-            lora=snapshot.lora,
-            step=snapshot.step,
-            parts=parts,
-            overwrite=body.overwrite,
-            ttl_s=body.ttl_s,
-            user_metadata=body.user_metadata,
-            sampling_session_id=session,
-            is_inflight=is_inflight,
+        done = await self._commit(
+            saves.request(op, body, snapshot, parts, self._base_model, published)
         )
-        done = await self._commit(request)
-        if is_training:
-            return ops.SaveWeightsDone(path=done.path, size_bytes=done.size_bytes, parts=parts)
-        return ops.SaveWeightsForSamplerDone(
-            path=None if session else done.path,
-            sampling_session_id=session,
-            size_bytes=done.size_bytes,
-            parts=parts,
-        )
+        return saves.result(body, done, parts, published)
+
+    async def _publish(
+        self, op: ops.Op, copying: asyncio.Future[Snapshot]
+    ) -> PublishedVersion | None:
+        if self._publishing is None or not isinstance(op.body, ops.SaveWeightsForSampler):
+            return None
+        async with self._publishing.turn(op.model_id):
+            return await self._publishing.publish(op.model_id, await copying)
+
+    async def take_over(self, model_id: str) -> None:
+        """Go on with the lineage that an earlier owner of the model has left, if it has.
+
+        Raises:
+            BrokerUnavailable: whether there is one is unknown.
+            Fenced: the model has another owner again.
+        """
+        if self._publishing is not None and await self._publishing.has_lineage(model_id):
+            await self._publishing.take_over(model_id, await self.snapshot(model_id))
 
     async def _commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
         """Ask the checkpointer, again while it may be restarting: commits are idempotent."""
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        working_s = saves.encryption_s(request)
+        deadline = asyncio.get_running_loop().time() + self._patience_s + working_s
         while True:
             try:
                 return await self._bus.call(
-                    table.COMMIT_CHECKPOINT, request, timeout_s=COMMIT_TIMEOUT_S
+                    table.COMMIT_CHECKPOINT, request, timeout_s=COMMIT_TIMEOUT_S + working_s
                 )
             except (NoResponder, BrokerUnavailable):
                 if asyncio.get_running_loop().time() > deadline:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from tinsmith_trainer.lora import ActiveAdapter
+    from tinsmith_trainer.lora import ActiveAdapter, LoraPair
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
@@ -57,19 +57,42 @@ class LoraExperts(nn.Module):
         return Bank(weight.transpose(1, 2) if self.base.is_transposed else weight, bias)
 
     def forward(self, x_TH: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """What the chosen experts make of each token, weighted: float [T, H]."""
+        """What the chosen experts make of each token, weighted: float [T, H].
+
+        Each group of rows by itself: an expert's products are small already.
+        """
+        spans = tuple(self.active.spans(len(x_TH))) or ((slice(None), {}),)
+        parts = [
+            self._of_group(x_TH[span], experts_TK[span], weights_TK[span], pairs)
+            for span, pairs in spans
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _of_group(
+        self,
+        x_TH: Tensor,
+        experts_TK: Tensor,
+        weights_TK: Tensor,
+        pairs: Mapping[str, LoraPair],
+    ) -> Tensor:
         tokens, chosen = experts_TK.shape
         order_S = experts_TK.flatten().argsort(stable=True)
         counts = experts_TK.flatten().bincount(minlength=self.base.num_experts).tolist()
         x_SH = x_TH.repeat_interleave(chosen, dim=0)[order_S]
-        inner = self.base._apply_gate(self._product(GATE_UP, x_SH, counts))  # noqa: SLF001
-        y_SH = self._product(DOWN, inner, counts) * weights_TK.flatten()[order_S, None]
+        inner = self.base._apply_gate(self._product(GATE_UP, x_SH, counts, pairs))  # noqa: SLF001
+        y_SH = self._product(DOWN, inner, counts, pairs) * weights_TK.flatten()[order_S, None]
         # Back in the order of the tokens, each sum has the same order whatever the neighbours.
         y_TKH = y_SH[order_S.argsort()].view(tokens, chosen, -1)
         return y_TKH.sum(dim=1).to(x_TH.dtype)
 
-    def _product(self, matrix: str, x_SI: Tensor, counts: Sequence[int]) -> Tensor:
-        pair = self.active.pairs.get(f"{self.name}.{matrix}") or (None, None, 0.0)
+    def _product(
+        self,
+        matrix: str,
+        x_SI: Tensor,
+        counts: Sequence[int],
+        pairs: Mapping[str, LoraPair],
+    ) -> Tensor:
+        pair = pairs.get(f"{self.name}.{matrix}") or (None, None, 0.0)
         y: Tensor = _AdaptedExperts.apply(  # type: ignore[no-untyped-call]
             x_SI, self.bank(matrix), counts, *pair
         )

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tinsmith_trainer.lora import add_product
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -142,21 +144,11 @@ class _LowRank:
         """Add this product's share to ``grad_GH`` and to the gradients of the factors."""
         grad_GR = (grad_GV @ self._B_VR).mul_(self._pair.scale)
         grad_GH.addmm_(grad_GR, self._A_RH)
-        _accumulate(self._pair.B_OR, grad_GV.T, self._inner(h_GH))
-        _accumulate(self._pair.A_RI, grad_GR.T, h_GH)
+        add_product(self._pair.B_OR, grad_GV.T, self._inner(h_GH))
+        add_product(self._pair.A_RI, grad_GR.T, h_GH)
 
     def _inner(self, h_NH: Tensor) -> Tensor:
         return (h_NH @ self._A_RH.T).mul_(self._pair.scale)
-
-
-def _accumulate(factor: Tensor, left: Tensor, right: Tensor) -> None:
-    if factor.grad is None:
-        msg = "the output layer adds to gradients that its caller must have made room for"
-        raise RuntimeError(msg)
-    if left.dtype == factor.dtype:
-        factor.grad.addmm_(left, right)
-    else:
-        factor.grad.add_(left @ right)
 
 
 def _exponentiate(logits_CV: Tensor, targets_CK: Tensor) -> tuple[Tensor, Tensor]:

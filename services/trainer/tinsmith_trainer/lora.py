@@ -4,9 +4,11 @@
 
 A ``LoraLinear`` stands in the model where a linear layer stood and owns nothing but that layer.
 The factors belong to an adapter; ``ActiveAdapter`` says whose factors the current pass uses, so
-any number of adapters share one copy of the base and the layers know none of them.
+any number of adapters share one copy of the base and the layers know none of them. A pass may have
+rows of several models: one product with the base's matrix serves all of them, and each group
+of rows has the low-rank products of its own adapter, with its own rank.
 
-Shapes: N tokens, I in, O out, R rank.
+Shapes: N tokens, n those of one group, I in, O out, R rank.
 """
 
 from __future__ import annotations
@@ -39,24 +41,53 @@ class LoraPair(NamedTuple):
     scale: float
 
 
+class Group(NamedTuple):
+    """Neighbouring rows of a pass that have one adapter, and its factors by layer."""
+
+    rows: int
+    pairs: Mapping[str, LoraPair]
+
+
 class ActiveAdapter:
     """Whose factors the layers add in the current pass; outside of one, nobody's."""
 
     def __init__(self) -> None:
-        self.pairs: Mapping[str, LoraPair] = {}
+        self.groups: tuple[Group, ...] = ()
+        """They cover the rows of the pass in order; with none there is no adapter."""
+        self.root = torch.zeros((), requires_grad=True)
+        """What autograd takes for the input of layers that add to gradients by themselves."""
 
     @contextmanager
     def use(self, pairs: Mapping[str, LoraPair]) -> Iterator[None]:
         """Let every layer named in ``pairs`` add its product inside the block."""
-        self.pairs = pairs
+        with self.share((Group(1, pairs),)):
+            yield
+
+    @contextmanager
+    def share(self, groups: tuple[Group, ...]) -> Iterator[None]:
+        """Let every layer add, to the rows of each group, the product of that group's factors."""
+        self.groups = groups
         try:
             yield
         finally:
-            self.pairs = {}
+            self.groups = ()
+
+    def spans(self, tokens: int) -> Iterator[tuple[slice, Mapping[str, LoraPair]]]:
+        """Each group's range of the ``tokens`` of all rows, which have as many each."""
+        length, start = tokens // max(1, sum(group.rows for group in self.groups)), 0
+        for group in self.groups:
+            yield slice(start, start := start + group.rows * length), group.pairs
+
+    def of(self, name: str, tokens: int) -> tuple[tuple[slice, LoraPair], ...]:
+        """The factors of the layer ``name``, and the range of tokens that each are for."""
+        return tuple((span, pairs[name]) for span, pairs in self.spans(tokens) if name in pairs)
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer to which the active adapter adds its product."""
+    """A frozen linear layer to which the active adapters add their products.
+
+    Its backward pass adds to the ``grad`` of the factors itself; they must have one.
+    """
 
     def __init__(self, name: str, base: nn.Linear, active: ActiveAdapter) -> None:
         super().__init__()
@@ -66,19 +97,22 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Float [..., in] to float [..., out], in the dtype of the base."""
-        pair = self.active.pairs.get(self.name)
-        if pair is None:
+        parts = self.active.of(self.name, x.numel() // x.shape[-1])
+        if not parts:
             return frozen_linear(x, self.base)
-        y: Tensor = _AdaptedLinear.apply(x, self.base, *pair)  # type: ignore[no-untyped-call]
+        y: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
+            x, self.base, parts, self.active.root
+        )
         return y
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """Base and low-rank product in one node.
+    """Base and low-rank products in one node.
 
-    Beside ``x`` it keeps only the [N, R] intermediate for the backward pass, and it adds the
+    Beside ``x`` it keeps only the [n, R] intermediates for the backward pass, and it adds the
     low-rank terms onto the base's results inside the matrix products: no [N, O] or [N, I]
-    temporary is made, which is what adapters cost most on a CPU.
+    temporary is made, which is what adapters cost most on a CPU. Nor is there one of a factor's
+    size: a pass over few tokens would do little but write and read these.
     """
 
     @staticmethod
@@ -86,29 +120,57 @@ class _AdaptedLinear(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch gives its contexts no type
         x: Tensor,
         base: nn.Linear,
-        A_RI: Tensor,
-        B_OR: Tensor,
-        scale: float,
+        parts: tuple[tuple[slice, LoraPair], ...],
+        root: Tensor,  # noqa: ARG004 - makes the result one that has a gradient
     ) -> Tensor:
         x_NI = x.reshape(-1, base.in_features)
-        A_RI, B_OR = A_RI.to(x.dtype), B_OR.to(x.dtype)
-        h_NR = (x_NI @ A_RI.T).mul_(scale)
-        y_NO = F.linear(x_NI, weight_of(base, x.dtype), base.bias).addmm_(h_NR, B_OR.T)
-        ctx.save_for_backward(x_NI, A_RI, B_OR, h_NR)
-        ctx.base, ctx.scale = base, scale
+        y_NO = F.linear(x_NI, weight_of(base, x.dtype), base.bias)
+        kept = [x_NI]
+        for span, pair in parts:
+            A_RI, B_OR = pair.A_RI.to(x.dtype), pair.B_OR.to(x.dtype)
+            h_nR = _within(x_NI, span) @ A_RI.T
+            _within(y_NO, span).addmm_(h_nR, B_OR.T, alpha=pair.scale)
+            kept += (A_RI, B_OR, h_nR)
+        ctx.save_for_backward(*kept)
+        ctx.base, ctx.parts = base, parts
         return y_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        x_NI, A_RI, B_OR, h_NR = ctx.saved_tensors
+        x_NI, *kept = ctx.saved_tensors
         g_NO = grad_y.reshape(-1, ctx.base.out_features)
-        g_NR = (g_NO @ B_OR).mul_(ctx.scale)
-        grad_x = None
+        grad_NI = None
         if ctx.needs_input_grad[0]:
-            grad_NI = (g_NO @ weight_of(ctx.base, g_NO.dtype)).addmm_(g_NR, A_RI)
-            grad_x = grad_NI.view(*grad_y.shape[:-1], -1)
-        return grad_x, None, (g_NR.T @ x_NI).float(), (g_NO.T @ h_NR).float(), None
+            grad_NI = g_NO @ weight_of(ctx.base, g_NO.dtype)
+        for (span, pair), A_RI, B_OR, h_nR in zip(
+            ctx.parts, kept[0::3], kept[1::3], kept[2::3], strict=True
+        ):
+            g_nO = _within(g_NO, span)
+            g_nR = g_nO @ B_OR
+            if grad_NI is not None:
+                _within(grad_NI, span).addmm_(g_nR, A_RI, alpha=pair.scale)
+            add_product(pair.A_RI, g_nR.T, _within(x_NI, span), pair.scale)
+            add_product(pair.B_OR, g_nO.T, h_nR, pair.scale)
+        grad_x = None if grad_NI is None else grad_NI.view(*grad_y.shape[:-1], -1)
+        return grad_x, None, None, None
+
+
+def _within(tensor: Tensor, span: slice) -> Tensor:
+    """``tensor[span]``; a pass of one group makes thousands of views less."""
+    return tensor if span.stop - span.start == len(tensor) else tensor[span]
+
+
+@torch.no_grad()
+def add_product(factor: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+    """Add ``scale * left @ right`` to the float32 gradient of ``factor``, which must have one."""
+    if factor.grad is None:
+        msg = "layers add to gradients that the caller of a pass must have made room for"
+        raise RuntimeError(msg)
+    if left.dtype == factor.grad.dtype:
+        factor.grad.addmm_(left, right, alpha=scale)
+    else:
+        factor.grad.add_(left @ right, alpha=scale)
 
 
 def check_shape(shape: LoraShape) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.head import Scores
     from tinsmith_trainer.loss import Loss, Preparation
 
-_PAD = 0  # any id does
+PAD = 0  # any id does
 
 
 class Scored(NamedTuple):
@@ -59,11 +59,10 @@ class MicroBatch:
         if self._is_ragged:
             self._real_NK = self._joined([np.ones(row.targets.shape, np.bool_) for row in rows])
 
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [B, T], and where they are real, bool [B, T]."""
-        longest = max(map(len, self._rows))
-        ids_BT = np.full((len(self._rows), longest), _PAD, dtype=np.int64)
-        real_BT = np.zeros((len(self._rows), longest), dtype=np.bool_)
+    def padded(self, length: int) -> tuple[Tensor, Tensor]:
+        """Token ids int64 [B, T] of T = ``length``, and where they are real, bool [B, T]."""
+        ids_BT = np.full((len(self._rows), length), PAD, dtype=np.int64)
+        real_BT = np.zeros((len(self._rows), length), dtype=np.bool_)
         for b, row in enumerate(self._rows):
             ids_BT[b, : len(row)] = row.tokens
             real_BT[b, : len(row)] = True

@@ -1,4 +1,4 @@
-"""AdamW on one flat tensor: all factors of an adapter are one array, and so are its moments."""
+"""One optimizer step on a tenant's flat arrays: AdamW, or Dimuon (``dimuon``)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from tinsmith.errors import InvalidRequest, UnusableGradient
+from tinsmith_trainer import dimuon
+from tinsmith_trainer.adamw import Stepped, adamw
 
 if TYPE_CHECKING:
-    from tinsmith.messages.ops import OptimStep
+    from tinsmith.messages.ops import OptimizerFamily, OptimStep
+    from tinsmith_trainer.layout import Layout
 
 _LARGEST_RATE = 1e4
 """No step of this rate takes finite weights out of float32's range; useful ones are below 1."""
@@ -24,23 +26,40 @@ _LARGEST_NORM = 1e18
 
 
 @dataclass(slots=True)
-class AdamState:
-    """The moments of an adapter's weights; float32 of the weights' shape."""
+class Moments:
+    """What an optimizer knows of the gradients before: all of its state. float32."""
 
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    exp_avg: Tensor  # of the weights' shape
+    exp_avg_sq: Tensor  # likewise; of Dimuon, of ``layout.rest()`` alone
     steps: int = 0
+    family: OptimizerFamily = "adamw"
 
     @classmethod
-    def like(cls, weights: Tensor) -> AdamState:
-        """The state before the first step."""
+    def like(cls, weights: Tensor) -> Moments:
+        """AdamW's before the first step."""
         return cls(torch.zeros_like(weights), torch.zeros_like(weights))
 
-    def copied(self, device: torch.device) -> AdamState:
+    @classmethod
+    def fresh(cls, family: OptimizerFamily, weights: Tensor, layout: Layout) -> Moments:
+        """Those of ``family`` before the first step."""
+        if family == "adamw":
+            return cls.like(weights)
+        second = weights.new_zeros(layout.rest().size)
+        return cls(torch.zeros_like(weights), second, family=family)
+
+    def copied(self, device: torch.device) -> Moments:
         """A copy on ``device``."""
-        return AdamState(
-            self.exp_avg.to(device, copy=True), self.exp_avg_sq.to(device, copy=True), self.steps
+        return Moments(
+            self.exp_avg.to(device, copy=True),
+            self.exp_avg_sq.to(device, copy=True),
+            self.steps,
+            self.family,
         )
+
+    def moved(self, device: torch.device) -> Moments:
+        """Itself on ``device``, a copy only where it lies elsewhere."""
+        first, second = self.exp_avg.to(device), self.exp_avg_sq.to(device)
+        return Moments(first, second, self.steps, self.family)
 
 
 def check(op: OptimStep) -> None:
@@ -80,37 +99,46 @@ def norm_of(gradient: Tensor) -> float:
     return norm
 
 
+def check_family(state: Moments, op: OptimStep) -> None:
+    """Raises InvalidRequest for the step of another optimizer than the model's.
+
+    The moments of one mean nothing to the other: a change is a new model from a saved state.
+    """
+    if op.optimizer != state.family:
+        sent = {"adamw": "AdamParams", "dimuon": "DimuonParams"}
+        raise InvalidRequest(
+            f"optim_params: {sent[op.optimizer]}, but this model was created with the optimizer "
+            f"{state.family!r}; send {sent[state.family]}, or create a model from a saved state "
+            "without its optimizer, and with the other one"
+        )
+
+
 @torch.no_grad()
-def step(weights: Tensor, gradient: Tensor, state: AdamState, op: OptimStep) -> float:
-    """One step of torch's AdamW in place; the norm of the gradient before it was clipped.
+def step(
+    weights: Tensor, gradient: Tensor, state: Moments, op: OptimStep, layout: Layout | None = None
+) -> float:
+    """One step in place, by torch's AdamW or by Dimuon; the gradient's norm before clipping.
 
     ``gradient`` is spent. Clipping scales it to ``grad_clip_norm`` as
-    ``torch.nn.utils.clip_grad_norm_`` does.
+    ``torch.nn.utils.clip_grad_norm_`` does. Dimuon needs the ``layout`` of the arrays.
 
     Raises:
-        InvalidRequest: a hyperparameter is out of range.
+        InvalidRequest: a hyperparameter is out of range, or the step is of another optimizer.
         UnusableGradient: the gradient is not finite. ``weights`` and ``state`` are unchanged in
             both cases.
     """
     check(op)
+    check_family(state, op)
     norm = norm_of(gradient)
     if op.grad_clip_norm:
         gradient *= min(1.0, op.grad_clip_norm / (norm + 1e-6))
-    adamw(
-        [weights],
-        [gradient],
-        [state.exp_avg],
-        [state.exp_avg_sq],
-        [],
-        [torch.tensor(float(state.steps), device=weights.device)],
-        fused=True,
-        amsgrad=False,
-        maximize=False,
-        beta1=op.beta1,
-        beta2=op.beta2,
-        lr=op.learning_rate,
-        weight_decay=op.weight_decay,
-        eps=op.eps,
-    )
+    if state.family == "dimuon":
+        if layout is None:
+            msg = "a Dimuon step must be told which parts of the arrays are matrices"
+            raise TypeError(msg)
+        dimuon.step(weights, gradient, state, op, layout)
+    else:
+        array = Stepped(weights, gradient, state.exp_avg, state.exp_avg_sq)
+        adamw([array], op, steps=state.steps)
     state.steps += 1
     return norm

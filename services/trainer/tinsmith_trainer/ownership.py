@@ -16,7 +16,7 @@ import msgspec
 
 from tinsmith import ids
 from tinsmith.bus import BLOB_TRIES, Encoded, Unreadable
-from tinsmith.errors import BlobMissing, Forgotten, ServerError
+from tinsmith.errors import BlobMissing, Forgotten, NoRoom, ServerError
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_failed
@@ -217,7 +217,7 @@ class OwnedModel:
         """Write what the next owner starts from. Without it, that one has more to repeat."""
         try:
             parts = await self._executor.store(await copying)
-        except ServerError as exc:
+        except (ServerError, NoRoom) as exc:
             self._log.warning("state not saved", seq=seq, error=str(exc))
             return
         finally:

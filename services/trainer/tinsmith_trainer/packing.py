@@ -37,6 +37,16 @@ def plan(lengths: Sequence[int], token_budget: int) -> tuple[MicroBatch, ...]:
     return tuple(batches)
 
 
+def is_joint(batches: Sequence[tuple[int, int]], token_budget: int) -> bool:
+    """Whether passes of these (rows, tokens of the longest) may be made as one.
+
+    By the rules of ``plan``: within the budget, and of similar lengths.
+    """
+    rows, longest = sum(rows for rows, _ in batches), max(length for _, length in batches)
+    is_similar = all(_bucket(length) == _bucket(longest) for _, length in batches)
+    return is_similar and rows * longest <= token_budget
+
+
 def _fits(length: int, longest: int, rows: int, token_budget: int) -> bool:
     return _bucket(length) == _bucket(longest) and (rows + 1) * longest <= token_budget
 

@@ -15,6 +15,7 @@ from tinsmith.errors import BrokerUnavailable, ServerError
 from tinsmith.logbook.differences import Comparison
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
+from tinsmith_trainer import canonical
 from tinsmith_trainer.checkpoint_files import refs, to_files
 from tinsmith_trainer.repeating import (
     between_states,
@@ -143,17 +144,30 @@ class _Waited:
     executor: Executor
     logger: BoundLogger
 
-    async def execute(self, op: ops.Op) -> ops.OpResult:
-        return await (await self.executor.execute(op, self.logger)).result
+    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
+        return await (await self.executor.execute(op, self.logger, frames)).result
 
     async def restore(
-        self, model_id: str, parts: dict[str, BlobRef], *, with_optimizer: bool
+        self,
+        model_id: str,
+        parts: dict[str, BlobRef],
+        *,
+        with_optimizer: bool,
+        optimizer: ops.OptimizerFamily = "adamw",
     ) -> ops.CreateModelDone:
-        return await self.executor.restore(model_id, parts, with_optimizer=with_optimizer)
+        return await self.executor.restore(
+            model_id, parts, with_optimizer=with_optimizer, optimizer=optimizer
+        )
 
     async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
         snapshot = await self.executor.snapshot(model_id)
-        return refs(await asyncio.to_thread(to_files, snapshot, with_optimizer=with_optimizer))
+        return await asyncio.to_thread(
+            lambda: refs(to_files(snapshot, with_optimizer=with_optimizer))
+        )
+
+    async def root(self, model_id: str) -> str:
+        snapshot = await self.executor.snapshot(model_id)
+        return await asyncio.to_thread(lambda: canonical.root(snapshot))
 
 
 def _only_reads(body: ops.OpBody) -> bool:

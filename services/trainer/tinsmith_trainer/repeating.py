@@ -24,20 +24,33 @@ if TYPE_CHECKING:
 SAVES = "saves"
 OTHER_FAILURES = "failures outside of the engine"
 
+Saved = ops.SaveWeightsDone | ops.SaveWeightsForSamplerDone | ops.SaveWeightsExternalDone
+
 
 class Machine(Protocol):
     """What carries out ops."""
 
-    async def execute(self, op: ops.Op) -> ops.OpResult:
-        """Create, forward-backward or step; an error of the op is its result."""
+    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
+        """Create, forward-backward or step; an error of the op is its result.
+
+        ``frames`` are those that the passes had, if they had other models' rows too.
+        """
 
     async def restore(
-        self, model_id: str, parts: dict[str, BlobRef], *, with_optimizer: bool
+        self,
+        model_id: str,
+        parts: dict[str, BlobRef],
+        *,
+        with_optimizer: bool,
+        optimizer: ops.OptimizerFamily = "adamw",
     ) -> ops.CreateModelDone:
         """Give the model the state in ``parts``; a UserError when they do not make one."""
 
     async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
         """What a checkpoint of the model as it is would consist of."""
+
+    async def root(self, model_id: str) -> str:
+        """By which a lineage would know the model as it is; of one that is trained whole."""
 
 
 def changes_state(body: ops.OpBody) -> bool:
@@ -47,7 +60,7 @@ def changes_state(body: ops.OpBody) -> bool:
 
 def saves(body: ops.OpBody) -> bool:
     """Whether such an op writes what the model is somewhere."""
-    return isinstance(body, ops.SaveWeights | ops.SaveWeightsForSampler)
+    return isinstance(body, ops.SaveWeights | ops.SaveWeightsForSampler | ops.SaveWeightsExternal)
 
 
 def drops_gradient(failed: Failed) -> bool:
@@ -61,6 +74,7 @@ def why_not_repeated(body: ops.OpBody, result: ops.OpResult) -> str | None:
         case (
             (ops.SaveWeights(), ops.SaveWeightsDone(parts=parts))
             | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone(parts=parts))
+            | (ops.SaveWeightsExternal(), ops.SaveWeightsExternalDone(parts=parts))
         ) if not parts:  # fmt: skip # of versions that did not name them
             return SAVES
         case _, Failed() if not _is_of_engine(body, result):
@@ -75,7 +89,9 @@ def _is_of_engine(body: ops.OpBody, failed: Failed) -> bool:
     Failures that an owner made up have no ``code``: of ops that never came, or of lost models.
     """
     match body:
-        case ops.SaveWeights() | ops.SaveWeightsForSampler() | ops.LoadWeights():
+        case ops.LoadWeights():
+            return False
+        case _ if saves(body):
             return False
         case ops.CreateModel(checkpoint=str()):
             return False
@@ -97,22 +113,44 @@ async def repeat(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpRe
         case (
             (ops.SaveWeights(), ops.SaveWeightsDone() as done)
             | (ops.SaveWeightsForSampler(), ops.SaveWeightsForSamplerDone() as done)
+            | (ops.SaveWeightsExternal(), ops.SaveWeightsExternalDone() as done)
         ):  # fmt: skip
             return await _saved(machine, op, done)
         case ops.Refused(reason=reason), _:
             return reason
         case ((ops.CreateModel(checkpoint=None) | ops.ForwardBackward() | ops.OptimStep()), _):
-            return await machine.execute(op)
+            frames = result.frames if isinstance(result, ops.ForwardBackwardDone) else ()
+            return await machine.execute(op, frames)
         case body, _:
             msg = f"a {type(body).__name__} is never answered so"
             return Failed(category="unknown", message=msg)
+
+
+async def repeat_alone(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpResult:
+    """As ``repeat``, but without the room that other models' rows took in its passes."""
+    if not has_company(result):
+        return await repeat(machine, op, result)
+    found = await repeat(machine, op, msgspec.structs.replace(result, frames=()))
+    if isinstance(found, ops.ForwardBackwardDone) and isinstance(result, ops.ForwardBackwardDone):
+        return msgspec.structs.replace(found, frames=result.frames)
+    return found
+
+
+def has_company(result: ops.OpResult) -> bool:
+    """Whether it comes from passes that had rows of other models."""
+    return isinstance(result, ops.ForwardBackwardDone) and bool(result.frames)
 
 
 async def _restored(
     machine: Machine, op: ops.Op, parts: dict[str, BlobRef], *, with_optimizer: bool
 ) -> ops.OpResult:
     try:
-        done = await machine.restore(op.model_id, parts, with_optimizer=with_optimizer)
+        done = await machine.restore(
+            op.model_id,
+            parts,
+            with_optimizer=with_optimizer,
+            optimizer=op.body.optimizer if isinstance(op.body, ops.CreateModel) else "adamw",
+        )
     except UserError as exc:
         return to_failed(exc)
     if isinstance(op.body, ops.LoadWeights):
@@ -120,17 +158,22 @@ async def _restored(
     return ops.CreateModelDone(model_id=op.model_id, lora=done.lora, parts=parts)
 
 
-async def _saved(
-    machine: Machine, op: ops.Op, result: ops.SaveWeightsDone | ops.SaveWeightsForSamplerDone
-) -> ops.OpResult:
+async def _saved(machine: Machine, op: ops.Op, result: Saved) -> ops.OpResult:
     """Where it was saved is not decided by the model, so that is taken over."""
     with_optimizer = isinstance(op.body, ops.SaveWeights)
     try:
         parts = await machine.parts(op.model_id, with_optimizer=with_optimizer)
     except UserError as exc:
         return to_failed(exc)
+    if isinstance(result, ops.SaveWeightsExternalDone):  # perhaps encrypted after that
+        return msgspec.structs.replace(result, parts=parts)
     size_bytes = sum(ref.size for ref in parts.values())
-    return msgspec.structs.replace(result, parts=parts, size_bytes=size_bytes)
+    found = msgspec.structs.replace(result, parts=parts, size_bytes=size_bytes)
+    if isinstance(found, ops.SaveWeightsForSamplerDone) and found.published is not None:
+        root = await machine.root(op.model_id)
+        published = msgspec.structs.replace(found.published, root=root)
+        return msgspec.structs.replace(found, published=published)
+    return found
 
 
 def between_states(expected: str, found: str) -> Difference | None:

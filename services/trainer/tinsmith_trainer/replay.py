@@ -62,7 +62,15 @@ async def replay(run: str, logbook: Logbook, options: Options, config: Config) -
         for doubt in doubts:
             warn(doubt)
         with replay_report.progress(None if options.is_following else plan.ops) as on_op:
-            doing = Replay(run, logbook, bench, plan, tolerance=options.tolerance, on_op=on_op)
+            doing = Replay(
+                run,
+                logbook,
+                bench,
+                plan,
+                tolerance=options.tolerance,
+                is_alone=options.is_alone,
+                on_op=on_op,
+            )
             if options.is_following:
                 await _until_stopped(doing.run(entries))
             else:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tinsmith.errors import UserError
+from tinsmith.errors import InvalidRequest, UserError
 from tinsmith.logbook import DigestMismatch, op_of, result_of
 from tinsmith.logbook.differences import NO_GAP, Comparison, Difference, Gap
 from tinsmith.messages import ops
@@ -65,15 +65,20 @@ class Replay:
         plan: Plan,
         *,
         tolerance: float | None = None,
+        is_alone: bool = False,
         on_op: Callable[[], None] = lambda: None,
     ) -> None:
-        """With a ``tolerance`` numbers may differ by it, and computed states are not compared."""
+        """With a ``tolerance`` numbers may differ by it, and computed states are not compared.
+
+        ``is_alone`` leaves out the rows of others that were in the run's passes.
+        """
         self.findings = Findings()
         self._model_id = model_id
         self._logbook = logbook
         self._bench = bench
         self._plan = plan
         self._tolerance = tolerance
+        self._is_alone = is_alone
         self._on_op = on_op
         self._segment: Segment | None = None  # where the model is
         self._next_seq = 0
@@ -174,7 +179,7 @@ class Replay:
         if kind is not None:
             self.findings.not_repeated[kind] += 1
             return None
-        found = await repeating.repeat(self._bench, op, result)
+        found = await self._found(op, result)
         self.findings.tokens += _tokens(op.body)
         if not is_compared:
             self.findings.led_up += 1
@@ -184,6 +189,16 @@ class Replay:
         if difference is None and has_new_state and self._tolerance is None:
             difference = await self._compare_state(record.seq, record.state_blake3)
         return difference
+
+    async def _found(self, op: ops.Op, result: ops.OpResult) -> ops.OpResult:
+        if not self._is_alone:
+            return await repeating.repeat(self._bench, op, result)
+        if self._tolerance is None and repeating.has_company(result):
+            raise InvalidRequest(
+                f"--alone: op {op.seq} was computed in a pass with other models' rows, and its "
+                "last bits depend on how many; drop it, or add --tolerance, of which 1e-4 is plenty"
+            )
+        return await repeating.repeat_alone(self._bench, op, result)
 
     def _compares_saves(self, is_compared: bool) -> bool:  # noqa: FBT001 - of the caller
         """They lead up to nothing, and parts have digests, which a tolerance cannot compare."""

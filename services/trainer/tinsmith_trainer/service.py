@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from tinsmith import ids, model_files
+from tinsmith import ids, model_files, whole
 from tinsmith.cores import threads
 from tinsmith.errors import BrokerUnavailable, Fenced, Forgotten
 from tinsmith.messages import table
@@ -54,7 +54,8 @@ class Trainer:
         self._owned: dict[str, OwnedModel] = {}
         self._ended_sessions: set[str] = set()
         self._troubles = Troubles()
-        self._holdings = Holdings(self._config.max_models, context.load)
+        is_whole = whole.is_whole(environment["base_model"])
+        self._holdings = Holdings(1 if is_whole else self._config.max_models, context.load)
         self._patience = Patience(context)
 
     async def run(self) -> None:
@@ -181,7 +182,10 @@ async def serve(context: ServiceContext) -> None:
     config = context.config.section(TrainerConfig)
     model = context.config.model(config.model)
     engine, environment = await asyncio.to_thread(_load, model, config)
-    compute = Compute()
+    is_mixed = config.mixing == "mixed" or (
+        config.mixing == "auto" and not environment["device"].startswith("cpu")
+    )
+    compute = Compute(engine if is_mixed else None)
     executor = Executor(
         engine,
         compute,

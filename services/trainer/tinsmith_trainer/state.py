@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tinsmith.messages.ops import LoraShape
-    from tinsmith_trainer.optim import AdamState
+    from tinsmith_trainer.optim import Moments
 
 
 _THREADS = 2  # half the time while a core is idle, the same value always
@@ -29,15 +29,18 @@ class StateView:
 
     lora: LoraShape
     weights: Tensor  # float32 [n]
-    optimizer: AdamState
+    optimizer: Moments
 
 
 def digest(view: StateView) -> str:
     """blake3, in hex, of shape, steps, weights and both moments, in this order.
 
-    The shape as msgpack, the step count as 8 bytes, tensors as little-endian float32.
+    The shape as msgpack, the step count as 8 bytes, tensors as little-endian float32. An optimizer
+    that is not AdamW stands before the step count by its name.
     """
     hasher = blake3(msgspec.msgpack.encode(view.lora), max_threads=_THREADS)
+    if view.optimizer.family != "adamw":  # whose digests are older than the other
+        hasher.update(view.optimizer.family.encode())
     hasher.update(view.optimizer.steps.to_bytes(8, "little"))
     for tensor in (view.weights, view.optimizer.exp_avg, view.optimizer.exp_avg_sq):
         hasher.update(tensor.detach().to("cpu", torch.float32).numpy().view("u1").data)

@@ -7,7 +7,7 @@ The choice is that of the hosted service: ``train_attn`` is q, k, v and o of eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -37,6 +37,7 @@ class Target:
     out_features: int
     experts: int = 0
     """How many matrices of this size a parameter of experts holds; 0 for a linear layer."""
+    is_unembedding: bool = False
 
     @property
     def leaf(self) -> str:
@@ -85,7 +86,8 @@ def inject(model: PreTrainedModel, active: ActiveAdapter) -> Targets:
             groups[MLP].extend(_experts(adapted))
             model.set_submodule(name, adapted)
     _check_complete(model, groups)
-    return Targets(tuple(groups[ATTENTION]), tuple(groups[MLP]), _linear(unembed, head))
+    output = replace(_linear(unembed, head), is_unembedding=True)
+    return Targets(tuple(groups[ATTENTION]), tuple(groups[MLP]), output)
 
 
 def _check_complete(model: PreTrainedModel, groups: dict[tuple[str, ...], list[Target]]) -> None:

@@ -16,7 +16,7 @@ import torch
 from tinsmith.cores import threads
 from tinsmith.errors import ServerError, UserError
 from tinsmith.messages.failures import to_failed
-from tinsmith_trainer import base_model
+from tinsmith_trainer import base_model, canonical
 from tinsmith_trainer.base_model import DTypeName
 from tinsmith_trainer.checkpoint_files import refs, to_files
 from tinsmith_trainer.config import TrainerConfig
@@ -68,16 +68,21 @@ class Workbench:
             _number(environment, "microbatch_tokens") or self._engine.microbatch_tokens
         )
 
-    async def execute(self, op: ops.Op) -> ops.OpResult:
+    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
         """Create, forward-backward or step; a mistake in the op is its result."""
         body = cast("EngineOp", op.body)
         try:
-            return await self._run(lambda: self._engine.apply(op.model_id, body))
+            return await self._run(lambda: self._engine.apply(op.model_id, body, frames))
         except UserError as exc:
             return to_failed(exc)
 
     async def restore(
-        self, model_id: str, parts: dict[str, BlobRef], *, with_optimizer: bool
+        self,
+        model_id: str,
+        parts: dict[str, BlobRef],
+        *,
+        with_optimizer: bool,
+        optimizer: ops.OptimizerFamily = "adamw",
     ) -> ops.CreateModelDone:
         """Give the model the state in ``parts``.
 
@@ -87,7 +92,9 @@ class Workbench:
         """
         files = {name: await self._logbook.blob(ref) for name, ref in parts.items()}
         return await self._run(
-            lambda: self._engine.restore(model_id, files, with_optimizer=with_optimizer)
+            lambda: self._engine.restore(
+                model_id, files, with_optimizer=with_optimizer, optimizer=optimizer
+            )
         )
 
     async def parts(self, model_id: str, *, with_optimizer: bool) -> dict[str, BlobRef]:
@@ -95,6 +102,10 @@ class Workbench:
         return await self._run(
             lambda: refs(to_files(self._engine.snapshot(model_id), with_optimizer=with_optimizer))
         )
+
+    async def root(self, model_id: str) -> str:
+        """By which a lineage would know the model as it is."""
+        return await self._run(lambda: canonical.root(self._engine.snapshot(model_id)))
 
     async def state_blake3(self, model_id: str) -> str:
         """The digest of the model's present state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -83,12 +84,13 @@ async def trainer(broker, blobs, base, name="trainer-a", **options):
             instance=name,
             stopping=asyncio.Event(), log=structlog.get_logger(),
         )  # fmt: skip
-        engine, compute = TrainingEngine(base_model.load(base, name=BASE)), Compute()
+        engine = TrainingEngine(base_model.load(base, name=BASE))
+        compute = Compute(engine if settings.mixing == "mixed" else None)
         executor = Executor(engine, compute, bus, blobs, base_model=BASE, patience_s=0.5)
         running = asyncio.create_task(
             Trainer(context, executor, compute, {"base_model": BASE}).run()
         )
-        running.engine = engine
+        running.engine, running.compute = engine, compute
         try:
             yield running
         finally:
@@ -185,6 +187,37 @@ async def test_another_trainer_goes_on_where_a_dead_one_stopped(broker, bus, blo
     assert [r.seq for r in await moved.records()] == list(range(11))
 
 
+async def test_a_take_over_repeats_shared_passes_without_the_other_model(broker, bus, blobs, base):
+    """Every repeated result and state is compared with the log's, or the model is broken."""
+    moved, release = Client(bus), threading.Event()
+    async with trainer(broker, blobs, base, "trainer-a", mixing="mixed") as running:
+        await moved.create()
+        await moved.result(0)
+        engine, compute = running.engine, running.compute
+        engine.create("other", LORA)
+        gate = asyncio.create_task(compute.run("gate", lambda: release.wait(60)))
+        passes = engine.passes("other", forward_backward(n=20))
+        other = asyncio.create_task(compute.run_passes("other", passes))
+        await moved.send(1, forward_backward(n=12))
+        async with asyncio.timeout(60):
+            while len(compute.places()) < 2:  # both wait for the gate
+                await asyncio.sleep(0.01)
+        release.set()
+        await asyncio.gather(gate, other)
+        shared = await moved.result(1)
+        await moved.send(2, STEP)
+        await moved.result(2)
+        before = weights(running, moved)
+    async with trainer(broker, blobs, base, "trainer-b", mixing="mixed") as running:
+        await moved.send(3, STEP)  # without a gradient it changes nothing
+        done = await moved.result(3)
+        after = weights(running, moved)
+
+    assert (shared.frames[0].rows, shared.frames[0].length) == (2, 20)
+    assert isinstance(done, ops.OptimStepDone)
+    assert (before == after).all()
+
+
 async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monkeypatch):
     """Only what came after it is repeated, and the weights are the same bits."""
     moved, stayed = Client(bus), Client(bus)
@@ -198,7 +231,9 @@ async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monk
     repeated = []
     execute = Executor.execute
     monkeypatch.setattr(
-        Executor, "execute", lambda self, op, log: repeated.append(op.seq) or execute(self, op, log)
+        Executor,
+        "execute",
+        lambda self, op, *rest: repeated.append(op.seq) or execute(self, op, *rest),
     )
     async with trainer(broker, blobs, base, "trainer-b") as running:
         await train(moved, 10, 10)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tinsmith.errors import InvalidRequest
-from tinsmith_sampler.residency import AdapterResidency
+from tinsmith_sampler.residency import Residency
 
 
 class Shelf:
@@ -45,7 +45,7 @@ async def settle() -> None:
 class Holder:
     """Holds an adapter until ``release``."""
 
-    def __init__(self, residency: AdapterResidency, version: str, fetch=fetch) -> None:
+    def __init__(self, residency: Residency, version: str, fetch=fetch) -> None:
         self.is_holding = False
         self._end = asyncio.Event()
         self.task = asyncio.create_task(self._hold(residency, version, fetch))
@@ -66,8 +66,8 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def residency(shelf) -> AdapterResidency:
-    return AdapterResidency(shelf, 2)
+def residency(shelf) -> Residency:
+    return Residency(shelf, 2)
 
 
 async def use(residency, *versions: str) -> None:
@@ -190,7 +190,7 @@ async def test_a_caller_cancelled_while_it_waits_for_room_is_passed_over(residen
 @pytest.mark.parametrize("seed", range(5))
 async def test_whatever_comes_and_goes_what_is_held_is_loaded_and_within_the_limit(seed):
     shelf, chance = Shelf(), random.Random(seed)
-    residency = AdapterResidency(shelf, 3)
+    residency = Residency(shelf, 3)
     shelf.bad = {"f"}
 
     async def visit(version: str, turns: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import NamedTuple
 
 import pytest
 
@@ -58,10 +59,16 @@ async def test_a_turn_nobody_waits_for_any_more_is_skipped(compute):
     assert ran == []
 
 
+class Rows(NamedTuple):
+    """What a pass is made of, as far as turns go."""
+
+    tokens: int
+
+
 def passes(name, count, made, *, tokens=100):
     """An op of so many passes that notes each of them, and returns its name."""
     for n in range(count):
-        yield tokens
+        yield Rows(tokens)
         made.append((name, n))
     return name
 
@@ -75,7 +82,7 @@ async def test_an_op_of_many_passes_gives_what_it_returns(compute):
 
 async def test_an_error_between_passes_is_the_ops(compute):
     def fails():
-        yield 1
+        yield Rows(1)
         raise KeyError("x")
 
     with pytest.raises(KeyError):

@@ -14,11 +14,11 @@ from tinsmith_trainer import optim
 N = 1000
 
 
-def ready() -> tuple[torch.Tensor, torch.Tensor, optim.AdamState]:
+def ready() -> tuple[torch.Tensor, torch.Tensor, optim.Moments]:
     """Weights and gradient at random, and moments after one step."""
     torch.manual_seed(0)
     weights, gradient = torch.randn(N), torch.randn(N)
-    state = optim.AdamState.like(weights)
+    state = optim.Moments.like(weights)
     optim.step(weights, torch.randn(N), state, OptimStep())
     return weights, gradient, state
 
@@ -28,7 +28,7 @@ def test_steps_equal_torch_with_hyperparameters_that_change(clip: float):
     torch.manual_seed(0)
     ours = torch.randn(N)
     theirs = ours.clone().requires_grad_()
-    state, reference = optim.AdamState.like(ours), torch.optim.AdamW([theirs])
+    state, reference = optim.Moments.like(ours), torch.optim.AdamW([theirs])
     for n in range(5):
         op = OptimStep(
             learning_rate=10.0**-n, beta1=0.8, eps=1e-6, weight_decay=0.1, grad_clip_norm=clip
@@ -70,7 +70,7 @@ def test_a_gradient_that_is_not_usable_changes_nothing(bad: float):
 
 
 def test_weights_without_a_gradient_stay_finite_at_the_smallest_eps():
-    weights, gradient, state = torch.ones(N), torch.zeros(N), optim.AdamState.like(torch.ones(N))
+    weights, gradient, state = torch.ones(N), torch.zeros(N), optim.Moments.like(torch.ones(N))
 
     optim.step(weights, gradient, state, OptimStep(eps=1e-37))
 
@@ -78,7 +78,7 @@ def test_weights_without_a_gradient_stay_finite_at_the_smallest_eps():
 
 
 def test_the_largest_gradient_and_rate_give_finite_weights():
-    weights, state = torch.ones(N), optim.AdamState.like(torch.ones(N))
+    weights, state = torch.ones(N), optim.Moments.like(torch.ones(N))
 
     optim.step(weights, torch.full((N,), 1e16), state, OptimStep(learning_rate=1e4))
 
