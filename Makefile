@@ -6,11 +6,15 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+COOKBOOK := .venv-cookbook
 WIRE   := services/gateway/tinsmith_gateway/proto
+# Each client version that is tried has an environment with nothing but the client in it; what that
+# needs besides comes from ours.
+CLIENTS := $(foreach version,$(shell cat tests/compat/versions.txt tests/compat/outside.txt),.venv-clients/$(version)/.ready)
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow test-fault test-parity check bench bench-log bench-trainer bench-tenants bench-weights help clean proto
+.PHONY: demo test test-slow test-fault test-parity test-clients clients-table test-cookbook cookbook check bench bench-log bench-trainer bench-tenants bench-gateway bench-weights help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,6 +34,17 @@ test-fault: $(STAMP) ## kills of every process at random, and what must survive 
 
 test-parity: $(STAMP) ## whole runs, step by step, against an independent torch+peft script
 	@$(ENV) $(BIN)/python -m pytest -q tests/parity
+
+test-clients: $(STAMP) $(CLIENTS) ## every method and command of tinker clients 0.18 to 0.38 on one server
+	@$(ENV) $(BIN)/python -m pytest -q tests/compat
+
+clients-table: $(STAMP) $(CLIENTS) ## make docs/compatibility.md anew
+	@TINSMITH_WRITE_TABLE=1 $(ENV) $(BIN)/python -m pytest -q tests/compat
+
+test-cookbook: $(STAMP) $(COOKBOOK)/.ready ## the cookbook's own recipes, unmodified, on a server here
+	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/cookbook
+
+cookbook: $(STAMP) $(COOKBOOK)/.ready ## the environment in which 'tinsmith cookbook' runs recipes
 
 check: $(STAMP) ## lint, types, import rules, sizes, spelling
 	@$(BIN)/ruff check .
@@ -51,7 +66,10 @@ bench-trainer: $(STAMP) ## the trainer against a bare loop: tokens/s, memory, FL
 bench-tenants: $(STAMP) ## 1 to 8 clients on one trainer: busy share, waits; JSON, table, plot
 	@$(ENV) $(BIN)/python -m tests.bench.tenants
 
-bench-weights: $(STAMP) ## the codec of weight changes against others and the entropy bound, as JSON
+bench-gateway: $(STAMP) ## long polls, large requests and promises with 1 and 2 workers, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.gateway
+
+bench-weights: $(STAMP) ## weight changes: the codec, and publish to active through a broker, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.weights
 
 proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.md
@@ -61,7 +79,7 @@ proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.m
 	@$(BIN)/python -m tinsmith.messages.describe > docs/protocol.md
 
 clean: ## remove the environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-clients $(COOKBOOK)
 
 # Runs again only when the requirements change, so that the second time needs no network.
 $(STAMP): pyproject.toml constraints.txt
@@ -70,4 +88,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,demo,dev]'
+	@touch $@
+
+.venv-clients/%/.ready: | $(STAMP)
+	@$(PYTHON) -m venv --clear --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --no-deps tinker==$*
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(@D)/lib/python3*/site-packages)/ours.pth
+	@touch $@
+
+# The newest cookbook asks for a package in a version that not every platform has, so its requirements
+# are listed instead of resolved. Tinsmith is there for its launcher, which needs nothing else.
+$(COOKBOOK)/.ready: deploy/cookbook.txt
+	@echo "== setting up $(COOKBOOK) (some minutes the first time)"
+	@test -x $(COOKBOOK)/bin/python || $(PYTHON) -m venv $(COOKBOOK)
+	@$(COOKBOOK)/bin/python -m pip install --quiet --upgrade pip
+	@$(COOKBOOK)/bin/python -m pip install --quiet -r deploy/cookbook.txt
+	@$(COOKBOOK)/bin/python -m pip install --quiet --no-deps tinker-cookbook==0.6.1 -e .
 	@touch $@

@@ -12,6 +12,7 @@ TinsmithError
 │   │   └── NoRoom              it takes more memory than this machine has
 │   └── NotSupported        a part of the protocol this server lacks (400)
 ├── Busy                    a queue is full; the same request may be sent again (429)
+│   └── VersionUnmet            no weights of the version that was asked for are served here yet
 ├── ServerError             the operator must act
 │   ├── BrokerUnavailable   NATS cannot be reached
 │   ├── NoResponder         no service of that kind is running
@@ -84,6 +85,10 @@ class Busy(TinsmithError):
     """A queue is full; the same request may be sent again later."""
 
     category = "server"
+
+
+class VersionUnmet(Busy):
+    """The weights served here are not of the version asked for; send it again, or elsewhere."""
 
 
 class ServerError(TinsmithError):

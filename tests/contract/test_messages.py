@@ -82,7 +82,10 @@ def test_an_unknown_tag_is_an_error_that_names_its_place():
         decoder(ops.OpResult).decode(encode({"t": "martian"}))
 
 
-@pytest.mark.parametrize("error", [errors.NotFound, errors.Gone, errors.Busy, errors.StorageFull])
+@pytest.mark.parametrize(
+    "error",
+    [errors.NotFound, errors.Gone, errors.Busy, errors.VersionUnmet, errors.StorageFull],
+)
 def test_an_error_crosses_the_bus_as_itself(error):
     back = to_exception(to_failed(error("why")))
 

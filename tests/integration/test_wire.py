@@ -84,13 +84,13 @@ def test_a_future_nobody_promised_is_not_found(server, model_id):
     assert answer["detail"]
 
 
-def test_what_the_server_lacks_fails_its_future_and_uses_up_its_seq(server, model_id):
-    body = {"model_id": model_id, "seq_id": 1, "path": "x"}
+def test_a_bad_recipient_fails_its_future_and_uses_up_its_seq(server, model_id):
+    body = {"model_id": model_id, "seq_id": 1, "path": "x", "age_encryption_recipients": ["k"]}
     _, promise = server.post("save_weights_external", body)
     status, failed = server.post("retrieve_future", {"request_id": promise["request_id"]})
 
     assert status == 200
-    assert "not supported by this server yet" in failed["error"]
+    assert "age_encryption_recipients[0]: 'k' is no age recipient" in failed["error"]
     assert loss(server, post_chunk(server, model_id, 2, 5)) > 0
 
 

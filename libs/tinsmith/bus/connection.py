@@ -11,12 +11,13 @@ import nats
 import structlog
 from blake3 import blake3
 
+from tinsmith.bus import backlog, streams
 from tinsmith.bus import rpc as core
-from tinsmith.bus import streams
 from tinsmith.bus.anchors import Anchors
 from tinsmith.bus.audit import AuditTrail
 from tinsmith.bus.claims import check_in, resolve
 from tinsmith.bus.facts import Facts
+from tinsmith.bus.lineages import Lineages
 from tinsmith.bus.log import CommitLog
 from tinsmith.bus.pull import Worklist, work_consumer
 from tinsmith.bus.results import ResultStore
@@ -71,6 +72,7 @@ class Bus:
         self.results = ResultStore(self._connection, blobs)
         self.audit = AuditTrail(self._connection)
         self.facts = Facts(self._connection)
+        self.lineages = Lineages(self._connection)
         self.samples = SampleLog(self._connection, blobs)
 
     @classmethod
@@ -176,6 +178,29 @@ class Bus:
         """Whether work with these tokens waits or is being worked on."""
         found = await last(self._connection[1], queue.stream, queue.subject(**tokens))
         return found is not None
+
+    async def subjects(self, queue: Queue[M]) -> set[str]:
+        """See ``tinsmith.bus.backlog.subjects``."""
+        return await backlog.subjects(self._client, queue)
+
+    async def move_first(
+        self, source: Queue[M], target: Queue[M], **tokens: str
+    ) -> dict[str, str] | None:
+        """See ``tinsmith.bus.backlog.move_first``; tokens may be ``*``.
+
+        Raises:
+            Busy: the target is full.
+            BrokerUnavailable: the broker is away.
+        """
+        try:
+            return await backlog.move_first(
+                self._connection, source, target, source.subject(**tokens)
+            )
+        except (Rejected, StreamFull) as exc:
+            raise _busy(exc) from exc
+        except TRANSIENT as exc:
+            msg = f"the broker did not move a message of {source.stream} ({type(exc).__name__})"
+            raise BrokerUnavailable(msg) from exc
 
     async def withdraw(self, queue: Queue[M], **tokens: str) -> None:
         """Take work off a queue; who has it in hand already may finish it all the same.

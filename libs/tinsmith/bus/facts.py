@@ -67,7 +67,9 @@ def op_costs(result: ops.OpResult) -> Costs:
             return Costs(trained=sum(t.shape[0] if t.shape else 0 for t in result.logprobs))
         case ops.CreateModelDone() | ops.LoadWeightsDone():
             return Costs(loaded=tuple(ref.blake3 for ref in result.parts.values()))
-        case ops.SaveWeightsDone() | ops.SaveWeightsForSamplerDone():
+        case (
+            ops.SaveWeightsDone() | ops.SaveWeightsForSamplerDone() | ops.SaveWeightsExternalDone()
+        ):
             return Costs(saved=1)
         case Failed():
             return Costs(failed=1)

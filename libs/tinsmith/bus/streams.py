@@ -73,6 +73,7 @@ def configs(settings: BusConfig) -> list[StreamConfig]:
         _work_queue(table.OPS.stream, table.OPS),
         _work_queue(table.PLACEMENTS.stream, table.PLACEMENTS),
         _work_queue(table.SAMPLES.stream, table.SAMPLES, max_age_s=SAMPLE_AGE_S),
+        _work_queue(table.HELD.stream, table.HELD, max_age_s=DAY_S),
         # Full, these two stop training rather than forget.
         _append_only(table.LOG_STREAM, table.LOG_TEMPLATE),
         _append_only(table.ANCHOR_STREAM, table.ANCHOR_TEMPLATE),
@@ -82,6 +83,16 @@ def configs(settings: BusConfig) -> list[StreamConfig]:
             table.SAMPLE_LOG_TEMPLATE,
             max_bytes=settings.sample_log_bytes,
             max_age_s=settings.sample_log_days * DAY_S,
+        ),
+        # Full, this one stops publishing, and neither training nor sampling.
+        _append_only(table.LINEAGE_STREAM, table.LINEAGE_TEMPLATE),
+        StreamConfig(
+            name=table.CHUNK_STREAM,
+            subjects=[table.CHUNK_TEMPLATE.wildcard],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_msgs_per_subject=1,  # the same bytes again are the same chunk, and newer
+            allow_direct=True,
         ),
         StreamConfig(
             name=table.RESULT_STREAM,

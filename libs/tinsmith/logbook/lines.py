@@ -103,6 +103,8 @@ def _asked(body: ops.OpBody) -> dict[str, Any]:
             return {"name": body.name}
         case ops.SaveWeightsForSampler():
             return {"name": body.name, "sampling_session_id": body.sampling_session_id}
+        case ops.SaveWeightsExternal():
+            return {"name": body.name, "recipients": list(body.recipients)}
         case ops.LoadWeights():
             return {"path": body.path, "with_optimizer": body.with_optimizer}
         case ops.Refused():
@@ -117,7 +119,9 @@ def _answered(result: ops.OpResult) -> dict[str, Any]:
             return {"failed": result.message, "category": result.category}
         case ops.ForwardBackwardDone() | ops.OptimStepDone():
             return {"metrics": result.metrics}
-        case ops.SaveWeightsDone() | ops.SaveWeightsForSamplerDone():
+        case (
+            ops.SaveWeightsDone() | ops.SaveWeightsForSamplerDone() | ops.SaveWeightsExternalDone()
+        ):
             return {"path": result.path, "size_bytes": result.size_bytes}
         case ops.CreateModelDone() | ops.LoadWeightsDone():
             return _parts(result) if result.parts else {}

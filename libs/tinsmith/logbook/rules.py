@@ -18,6 +18,7 @@ _DONE: dict[type, type] = {
     ops.OptimStep: ops.OptimStepDone,
     ops.SaveWeights: ops.SaveWeightsDone,
     ops.SaveWeightsForSampler: ops.SaveWeightsForSamplerDone,
+    ops.SaveWeightsExternal: ops.SaveWeightsExternalDone,
     ops.LoadWeights: ops.LoadWeightsDone,
     ops.Refused: Failed,
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tinsmith.messages.base import BlobRef, Message
-from tinsmith.messages.ops import LoraShape
+from tinsmith.messages.ops import LoraShape, OptimizerFamily
+from tinsmith.messages.weights import PublishedVersion
 
 CheckpointKind = Literal["weights", "sampler_weights", "external_weights", "ephemeral"]
 
@@ -31,6 +32,9 @@ class CommitCheckpoint(Message, frozen=True, kw_only=True):
     user_metadata: dict[str, str] = {}
     sampling_session_id: str | None = None
     is_inflight: bool = False  # the sampling session moves on with later commits of its kind
+    optimizer: OptimizerFamily = "adamw"  # of the model
+    recipients: tuple[str, ...] = ()  # age's: the checkpoint is the parts encrypted to them
+    published: PublishedVersion | None = None  # the same weights on their lineage
 
 
 class CommitCheckpointDone(Message, frozen=True, kw_only=True):
@@ -66,6 +70,8 @@ class Checkpoint(Message, frozen=True, kw_only=True):
     format: int = 1
     public: bool = False  # readable by every owner
     copied_from: str | None = None  # a path
+    optimizer: OptimizerFamily = "adamw"  # of the model that was saved
+    published: PublishedVersion | None = None  # the same weights on their lineage
 
 
 class ChangeCheckpoint(Message, frozen=True, kw_only=True):

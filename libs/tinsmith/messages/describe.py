@@ -12,10 +12,20 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from tinsmith.messages import anchors, checkpoints, ops, registry, sampling, services, table, texts
+from tinsmith.messages import (
+    anchors,
+    checkpoints,
+    ops,
+    registry,
+    sampling,
+    services,
+    table,
+    texts,
+    weights,
+)
 from tinsmith.messages.base import BlobRef, Failed, Tensor
 
-_MODULES = (ops, anchors, sampling, texts, checkpoints, registry, services)
+_MODULES = (ops, anchors, sampling, texts, checkpoints, registry, services, weights)
 _LEAVES = (Tensor, BlobRef, Failed)
 
 _HEADER = """\
@@ -77,6 +87,8 @@ def _routes() -> list[str]:
             (table.ANCHOR_STREAM, table.ANCHOR_TEMPLATE),
             (table.RESULT_STREAM, table.RESULT_TEMPLATE),
             (table.SAMPLE_LOG_STREAM, table.SAMPLE_LOG_TEMPLATE),
+            (table.LINEAGE_STREAM, table.LINEAGE_TEMPLATE),
+            (table.CHUNK_STREAM, table.CHUNK_TEMPLATE),
         )
     ]
     lines += [

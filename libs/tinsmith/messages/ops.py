@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from tinsmith.messages.base import BlobRef, Failed, Message, Tensor
+from tinsmith.messages.weights import PublishedVersion
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -37,12 +38,18 @@ class Datum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class LoraShape(msgspec.Struct, frozen=True, kw_only=True):
     """Which matrices an adapter adapts, and how wide it is."""
 
-    rank: int = 32
+    rank: int = 32  # 0: no adapter, every weight of the base is trained
     alpha: float = 32.0
     seed: int = 0
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+
+
+OptimizerFamily = Literal["adamw", "dimuon"]
+
+WHOLE = LoraShape(rank=0, alpha=0.0)
+"""The shape of a model that has all weights of its base trained."""
 
 
 class CreateModel(Message, frozen=True, kw_only=True):
@@ -56,6 +63,7 @@ class CreateModel(Message, frozen=True, kw_only=True):
     lora: LoraShape = LoraShape()
     checkpoint: str | None = None  # tinker:// path
     with_optimizer: bool = False
+    optimizer: OptimizerFamily = "adamw"  # the checkpoint's own with ``with_optimizer``
 
 
 class ForwardBackward(Message, frozen=True, kw_only=True):
@@ -68,7 +76,7 @@ class ForwardBackward(Message, frozen=True, kw_only=True):
 
 
 class OptimStep(Message, frozen=True, kw_only=True):
-    """One AdamW step on the accumulated gradient, which is zeroed afterwards."""
+    """One step on the accumulated gradient, which is zeroed afterwards."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -76,6 +84,7 @@ class OptimStep(Message, frozen=True, kw_only=True):
     eps: float = 1e-12
     weight_decay: float = 0.0  # decoupled
     grad_clip_norm: float = 0.0  # global norm; 0 = off
+    optimizer: OptimizerFamily = "adamw"  # must be the model's; "dimuon" has no weight decay
 
 
 class SaveWeights(Message, frozen=True, kw_only=True):
@@ -98,6 +107,16 @@ class SaveWeightsForSampler(Message, frozen=True, kw_only=True):
     is_inflight: bool = False  # the sampling session moves on with later saves of its kind
 
 
+class SaveWeightsExternal(Message, frozen=True, kw_only=True):
+    """Write the weights for other tools (kind ``external_weights``), for ``recipients`` only."""
+
+    name: str
+    overwrite: bool = True
+    ttl_s: int | None = None
+    user_metadata: dict[str, str] = {}
+    recipients: tuple[str, ...] = ()  # age's, to whom every file is encrypted; (): in the clear
+
+
 class LoadWeights(Message, frozen=True, kw_only=True):
     """Replace this model's weights by a checkpoint's; pending gradients are dropped."""
 
@@ -118,6 +137,7 @@ OpBody = (
     | OptimStep
     | SaveWeights
     | SaveWeightsForSampler
+    | SaveWeightsExternal
     | LoadWeights
     | Refused
 )
@@ -139,12 +159,25 @@ class CreateModelDone(Message, frozen=True, kw_only=True):
     parts: dict[str, BlobRef] = {}
 
 
+class Frame(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where an op's rows lay in a pass that had rows of other models too.
+
+    Matrix products of another size may round otherwise. So this, and nothing else of the others,
+    is what it takes to come to the same bits again.
+    """
+
+    rows: int  # of the pass
+    first: int  # the first of the op's
+    length: int  # tokens that every row was padded to
+
+
 class ForwardBackwardDone(Message, frozen=True, kw_only=True):
     """Per-datum log-probabilities in request order, and ``name:reduction`` metrics."""
 
     logprobs: tuple[Tensor, ...]  # float32, each of its datum's target_tokens shape
     metrics: dict[str, float]  # always has "loss:sum"
     passes: tuple[tuple[int, ...], ...] = ()  # indices of the datums computed together, in order
+    frames: tuple[Frame | None, ...] = ()  # of each pass, None of one without others; () if all are
 
 
 class OptimStepDone(Message, frozen=True, kw_only=True):
@@ -168,6 +201,15 @@ class SaveWeightsForSamplerDone(Message, frozen=True, kw_only=True):
     sampling_session_id: str | None = None
     size_bytes: int = 0
     parts: dict[str, BlobRef] = {}
+    published: PublishedVersion | None = None  # the same weights on their lineage
+
+
+class SaveWeightsExternalDone(Message, frozen=True, kw_only=True):
+    """The files can be downloaded; ``parts`` are what they were made of, before encryption."""
+
+    path: str
+    size_bytes: int = 0  # of the files as they are downloaded
+    parts: dict[str, BlobRef] = {}
 
 
 class LoadWeightsDone(Message, frozen=True, kw_only=True):
@@ -183,6 +225,7 @@ OpResult = (
     | OptimStepDone
     | SaveWeightsDone
     | SaveWeightsForSamplerDone
+    | SaveWeightsExternalDone
     | LoadWeightsDone
     | Failed
 )

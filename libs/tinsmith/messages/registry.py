@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tinsmith.messages.base import Message
-from tinsmith.messages.ops import LoraShape
+from tinsmith.messages.ops import LoraShape, OptimizerFamily
 from tinsmith.messages.sampling import AdapterRef
 
 
@@ -41,6 +41,8 @@ class Run(Message, frozen=True, kw_only=True):
     lora: LoraShape
     user_metadata: dict[str, str] = {}
     project_id: str | None = None
+    optimizer: OptimizerFamily = "adamw"
+    unloaded_ns: int | None = None  # since when its client wants no more of it
 
 
 class Sampler(Message, frozen=True, kw_only=True):
@@ -110,6 +112,8 @@ class ApiKey(Message, frozen=True, kw_only=True):
     project_id: str | None = None  # of sessions that name none
     expires_ns: int | None = None
     revoked_ns: int | None = None
+    max_unfinished: int | None = None  # else gateway.max_unfinished
+    sampling_share: int | None = None  # else gateway.sampling_share
 
 
 class Secret(Message, frozen=True, kw_only=True):

@@ -34,6 +34,15 @@ class SessionAlive(Message, frozen=True, kw_only=True):
     session_id: str
 
 
+class RequestTaken(Message, frozen=True, kw_only=True):
+    """A gateway takes a request in, or lets a held one go; the others count it too."""
+
+    request_id: str
+    owner: str
+    gateway: str  # who tells
+    is_held: bool = False  # until others of its owner are done
+
+
 class SampleReady(Message, frozen=True, kw_only=True):
     """A ping on core NATS: the result of this sampling request is stored now."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tinsmith.messages import checkpoints, ops, registry, sampling, services, texts
+from tinsmith.messages import checkpoints, ops, registry, sampling, services, texts, weights
 from tinsmith.messages.base import Failed, Message, decoder
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ class Row:
                 msg = f"{name}={value!r} is not a subject token"
                 raise ValueError(msg)
         return self.template.format(**tokens)
+
+    def tokens(self, subject: str) -> dict[str, str]:
+        """What fills the holes of a subject that was made of this row."""
+        holes = zip(self.template.split("."), subject.split("."), strict=True)
+        return {hole[1:-1]: token for hole, token in holes if hole.startswith("{")}
 
     @property
     def wildcard(self) -> str:
@@ -156,6 +161,13 @@ SAMPLES = Queue(
     answer="a SampleResult in TS_RESULT",
     doc="gateway -> any sampler of the base model",
 )
+HELD = Queue(
+    "held.{owner}.{pool}.{sampler}.{seq}",
+    "TS_HELD",
+    sampling.Sample,
+    answer="the same on TS_SAMPLE",
+    doc="gateway -> gateways: samples over their owner's share, until others are done",
+)
 
 LOG_STREAM = "TS_LOG"
 LOG_TEMPLATE = Row(
@@ -171,12 +183,22 @@ SAMPLE_LOG_TEMPLATE = Row(
     "samplelog.{run}.{sampler}.{seq}",
     "what was sampled from a run's weights, or in a session from the base model",
 )
+LINEAGE_STREAM = "TS_WEIGHTS"
+LINEAGE_TEMPLATE = Row(
+    "weights.{lineage}.{kind}.{number}",
+    "chain of a weight lineage: open.<epoch>, and full, delta, skip.<version>",
+)
+CHUNK_STREAM = "TS_CHUNKS"
+CHUNK_TEMPLATE = Row("chunk.{lineage}.{digest}", "bytes of weights, by their blake3")
 REGISTRY_STREAM = "TS_REGISTRY"
 AUDIT_STREAM = "TS_AUDIT"
 AUDIT_TEMPLATE = Row("audit.{owner}.{day}.{topic}", "what owners did, by day: 20260131")
 
 OP_DONE = Event("done.op", ops.OpDone, "trainer -> gateways: this op's record is in the log")
 SAMPLE_READY = Event("done.sample", services.SampleReady, "sampler -> gateways: result stored")
+REQUEST_TAKEN = Event(
+    "taken", services.RequestTaken, "gateway -> gateways: one more to count of its owner"
+)
 TOKENS_DRAWN = Event(
     "drawn.{gateway}", sampling.TokensDrawn, "sampler -> the gateway that asked for it: new tokens"
 )
@@ -184,6 +206,9 @@ SERVICE_ALIVE = Event("alive.service", services.ServiceAlive, "every service, ev
 SESSION_ALIVE = Event("alive.session", services.SessionAlive, "gateway -> gateways: a heartbeat")
 SAMPLE_CANCELLED = Event(
     "cancel.sample", services.SampleCancelled, "gateway -> samplers: nobody waits for it any more"
+)
+WEIGHTS_STATUS = Event(
+    "alive.weights", weights.WeightsStatus, "sampler -> trainers, gateways: what it serves"
 )
 
 SESSIONS = Entity("session.{id}", registry.Session, "clients' sessions")
@@ -196,6 +221,7 @@ RUN_KEYS = Entity("key.{id}", registry.RunKey, "keys of runs' payloads, wrapped"
 FORGOTTEN_RUNS = Entity("forgotten.{id}", registry.ForgottenRun, "runs whose key was destroyed")
 DISCARDED = Entity("discarded.{id}", checkpoints.Discarded, "parts that may be freed")
 USAGE = Entity("usage.{id}", registry.Usage, "what was used, by hour and model or sampler")
+LINEAGES = Entity("lineage.{id}", weights.LineageHead, "newest versions of weight lineages")
 METER = Entity("meter.{id}", registry.MeterMark, "how far the meter has read")
 SECRETS = Entity("secret.{id}", registry.Secret, "what the gateways share")
 API_KEYS = Entity("apikey.{id}", registry.ApiKey, "API keys, by their digest")
@@ -206,16 +232,24 @@ QUEUES: tuple[Queue[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Q
 EVENTS: tuple[Event[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Event))
 ENTITIES: tuple[Entity[Any], ...] = tuple(row for row in _ROWS if isinstance(row, Entity))
 StreamKind = Literal[
-    "work queue", "append only", "append only, oldest first out", "expiring", "last value"
+    "work queue",
+    "append only",
+    "append only, oldest first out",
+    "expiring",
+    "last value",
+    "kept until no state needs it",
 ]
 STREAMS: dict[str, StreamKind] = {
     "TS_OPS": "work queue",
     "TS_PLACE": "work queue",
     "TS_SAMPLE": "work queue",
+    "TS_HELD": "work queue",
     LOG_STREAM: "append only",
     ANCHOR_STREAM: "append only",
     RESULT_STREAM: "expiring",
     SAMPLE_LOG_STREAM: "append only, oldest first out",
+    LINEAGE_STREAM: "append only",
+    CHUNK_STREAM: "kept until no state needs it",
     REGISTRY_STREAM: "last value",
     AUDIT_STREAM: "expiring",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tinsmith import whole
 from tinsmith.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,12 +23,21 @@ class Models:
         self._served = served
 
     def resolve(self, name: str) -> str:
-        """The name that services know: without the variant after a colon, as in ``x:peft:4096``."""
-        return name if self._served.group(name) else name.partition(":")[0]
+        """The name that services know: without the variant after a colon, as in ``x:peft:4096``.
+
+        ``x:full`` is a model of its own, and never means adapters on ``x``.
+        """
+        is_known = whole.is_whole(name) or self._served.group(name)
+        return name if is_known else name.partition(":")[0]
+
+    def resolve_sampled(self, name: str) -> str:
+        """The name that samplers know: they serve ``x:full`` beside ``x``."""
+        return self.resolve(whole.base_of(name))
 
     def get(self, name: str, role: Role) -> ServedModel | None:
         """What the services of ``role`` have announced about the model."""
-        served = self._served.group(self.resolve(name))
+        named = self.resolve_sampled(name) if role == "sampler" else self.resolve(name)
+        served = self._served.group(named)
         return next((model for model in served if model.role == role), None)
 
     def require(self, name: str, role: Role) -> ServedModel:
@@ -49,11 +59,11 @@ class Models:
         return [self._capability(name) for name in sorted({m.name for m in self._served})]
 
     def _capability(self, name: str) -> dict[str, Any]:
-        served = self._served.group(name)
-        roles = {model.role for model in served}
+        trained, sampled = self.get(name, "trainer"), self.get(name, "sampler")
+        served = [model for model in (trained, sampled) if model is not None]
         return {
             "model_name": name,
             "max_context_length": min(model.context_length for model in served),
-            "trainable": "trainer" in roles,
-            "sampleable": "sampler" in roles,
+            "trainable": trained is not None,
+            "sampleable": sampled is not None,
         }

@@ -41,7 +41,9 @@ def _asked(body: ops.OpBody) -> ops.OpBody:
             # The client counts sampling sessions on when it repeats the request.
             return msgspec.structs.replace(body, sampling_session_id="")
         case ops.CreateModel(checkpoint=str()):
-            return msgspec.structs.replace(body, lora=ops.LoraShape())  # the checkpoint's
+            own = "adamw" if body.with_optimizer else body.optimizer
+            # The rest is the checkpoint's.
+            return msgspec.structs.replace(body, lora=ops.LoraShape(), optimizer=own)
         case _:
             return body
 

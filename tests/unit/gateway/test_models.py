@@ -8,6 +8,7 @@ from tinsmith import ids
 from tinsmith.messages import ops
 from tinsmith.messages.registry import Run
 from tinsmith.messages.table import OPS, PLACEMENTS, RUNS
+from tinsmith_gateway import versions
 
 MODEL = "tiny/model"
 OTHER = "tml-bob"
@@ -80,7 +81,9 @@ async def test_a_variant_of_a_base_model_is_echoed_but_not_placed(rig, new_model
         ({"lora_config": {"rank": 48}}, "lora_config.rank: 48"),
         ({"lora_config": {"rank": 64}}, "power of two from 1 to 32"),
         ({"lora_config": None}, "lora_config: missing"),
-        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "'dimuon' is not supported"),
+        ({"optimizer_config": {"type": "lion"}}, "'lion' is not supported; use 'adamw'"),
+        ({"optimizer_config": {"type": "dimuon", "version": 2}}, "version: 2 is not supported"),
+        ({"base_model": f"{MODEL}:full"}, f"'{MODEL}:full' is not served for training"),
         ({"model_seq_id": -1}, "$.model_seq_id"),
     ],
 )
@@ -117,16 +120,12 @@ async def test_nobody_is_told_of_models_that_are_not_theirs(rig, key):
 
 
 async def test_capabilities_tell_what_is_served(rig):
-    assert (await rig.get("get_server_capabilities")).json == {
-        "supported_models": [
-            {
-                "model_name": MODEL,
-                "max_context_length": 64,
-                "trainable": True,
-                "sampleable": True,
-            }
-        ]
-    }
+    told = (await rig.get("get_server_capabilities")).json
+
+    assert told["client_versions"] == versions.RANGE
+    assert told["supported_models"] == [
+        {"model_name": MODEL, "max_context_length": 64, "trainable": True, "sampleable": True}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from tinsmith.messages import ops
 from tinsmith.messages.table import OPS
 
 OTHER = "tml-bob"
+RECIPIENT = "age1t9edsc9vxzyzanv5fdk7hepkfudv9nf6vualwdykudavgzvnjgpq9y9g3m"
+SSH = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHsKLqeplhpW+uObz5dvMgjz1OxfM/XXUB+VHtZ6isGN a@b"
 
 
 async def submit(rig, path, body, **kwargs):
@@ -28,6 +30,7 @@ async def submit(rig, path, body, **kwargs):
     [
         ("optim_step", "optim_step_adam", ops.OptimStep),
         ("save_weights", "save_weights", ops.SaveWeights),
+        ("save_weights_external", "save_weights_external", ops.SaveWeightsExternal),
         ("save_weights_for_sampler", "save_weights_for_sampler_named", ops.SaveWeightsForSampler),
         ("save_weights_for_sampler", "save_weights_for_sampler_ephemeral",
          ops.SaveWeightsForSampler),
@@ -76,13 +79,24 @@ async def test_a_request_sent_again_gives_the_same_promise_and_no_more_work(rig,
     [
         ("optim_step", {"adam_params": {"learning_rate": -1}}, "learning_rate: -1.0"),
         ("optim_step", {"adam_params": {"learning_rate": "x"}}, "$.adam_params.learning_rate"),
-        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "'dimuon' is not supported"),
+        ("optim_step", {"optimizer_params": {"type": "lion"}}, "'lion' is not supported"),
         ("save_weights", {"path": "a/b"}, "'a/b' cannot name a checkpoint"),
         ("save_weights", {"path": "a", "ttl_seconds": 2}, "ttl_seconds: 2 is outside 3600"),
         ("save_weights", {}, "missing required field `path`"),
         ("save_weights_for_sampler", {}, "exactly one is needed"),
         ("save_weights_for_sampler", {"path": "a", "kind": "live"}, "$.kind"),
-        ("save_weights_external", {"path": "a"}, "not supported by this server yet"),
+        ("save_weights_external", {"path": "a/b"}, "'a/b' cannot name a checkpoint"),
+        ("save_weights_external", {"path": "a", "ttl_seconds": 2}, "ttl_seconds: 2 is outside"),
+        (
+            "save_weights_external",
+            {"path": "a", "age_encryption_recipients": [RECIPIENT, "age1x"]},
+            "age_encryption_recipients[1]: 'age1x' is no age recipient (invalid Bech32",
+        ),
+        (
+            "save_weights_external",
+            {"path": "a", "age_encryption_recipients": [RECIPIENT] * 11},
+            "age_encryption_recipients: 11 recipients are over the limit of 10",
+        ),
         ("load_weights", {"path": "x"}, "not a checkpoint path"),
         ("load_weights", {"path": "x", "weights_access_token": "t"}, "weights_access_token"),
         ("load_weights", {}, "missing required field `path`"),
@@ -96,6 +110,15 @@ async def test_wrong_content_takes_its_place_and_fails_its_future(rig, path, fie
     assert rig.bus.queued(OPS)[-1].seq == 3
     assert isinstance(body, ops.Refused), body
     assert (body.reason.category, words in body.reason.message) == ("user", True), body
+
+
+async def test_recipients_are_passed_on_in_their_order(rig):
+    request = {"model_id": await rig.model(), "seq_id": 1, "path": "a", "ttl_seconds": 3600}
+    asked = {"age_encryption_recipients": [RECIPIENT, SSH]}
+
+    body = await submit(rig, "save_weights_external", request | asked)
+
+    assert body == ops.SaveWeightsExternal(name="a", ttl_s=3600, recipients=(RECIPIENT, SSH))
 
 
 async def test_a_broken_tensor_takes_its_place_too(rig, recorded):

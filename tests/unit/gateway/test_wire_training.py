@@ -62,9 +62,41 @@ def test_a_number_that_is_none_is_refused(text):
         training.optim_step(b'{"adam_params": {"learning_rate": %s}}' % text.encode())
 
 
-def test_another_optimizer_is_not_supported(recorded):
-    with pytest.raises(NotSupported, match="'dimuon'"):
-        training.optim_step(raw(recorded("optim_step_dimuon")))
+def test_a_dimuon_step_is_read_as_recorded(recorded):
+    step = training.optim_step(raw(recorded("optim_step_dimuon")))
+
+    assert (step.optimizer, step.learning_rate, step.beta1) == ("dimuon", 1e-3, 0.9)
+    assert (step.grad_clip_norm, step.weight_decay) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"type": "dimuon"}, "optimizer_params: .*learning_rate"),
+        ({"type": "dimuon", "learning_rate": -1}, r"optimizer_params\.learning_rate: -1"),
+        ({"type": "dimuon", "learning_rate": 1, "beta1": 1}, r"optimizer_params\.beta1: 1"),
+        ({"type": "dimuon", "learning_rate": 1, "beta2": 0.9}, "optimizer_params: .*beta2"),
+        ({"type": "dimuon", "learning_rate": "x"}, r"optimizer_params: .*learning_rate"),
+        ({"type": "lion", "learning_rate": 1}, "'lion' is not supported; send DimuonParams"),
+        ({}, "'None' is not supported"),
+    ],
+)
+def test_a_step_of_another_family_with_wrong_content_is_refused(params, words):
+    with pytest.raises((InvalidRequest, NotSupported), match=words):
+        training.optim_step(raw({"optimizer_params": params}))
+
+
+def test_a_clip_norm_below_zero_is_none():
+    params = {"type": "dimuon", "learning_rate": 1.0, "grad_clip_norm": -1}
+
+    assert training.optim_step(raw({"optimizer_params": params})).grad_clip_norm == 0.0
+
+
+def test_a_step_of_two_families_is_refused():
+    both = {"optimizer_params": {"type": "dimuon"}, "adam_params": {}}
+
+    with pytest.raises(InvalidRequest, match="both are given"):
+        training.optim_step(raw(both))
 
 
 def test_a_step_without_parameters_is_refused():
@@ -142,9 +174,17 @@ def test_an_adapter_that_trains_nothing_is_refused():
         lora(train_attn=False, train_mlp=False, train_unembed=False)
 
 
-def test_full_parameter_training_is_not_supported():
-    with pytest.raises(NotSupported, match="lora_config"):
-        training.lora_shape(None, max_rank=32, model_id=MODEL)
+def test_without_a_lora_config_both_ways_are_named():
+    with pytest.raises(InvalidRequest, match=r"lora_config\.rank, or for all .*':full'"):
+        training.lora_shape(None, max_rank=32, model_id="m")
+
+
+def test_a_model_that_is_trained_whole_has_no_rank_and_leaves_nothing_out():
+    config = requests.LoraConfig(rank=7, seed=1)
+
+    assert training.whole_shape(config) == training.whole_shape(None) == ops.WHOLE
+    with pytest.raises(InvalidRequest, match=r"lora_config\.train_unembed: false"):
+        training.whole_shape(requests.LoraConfig(train_unembed=False))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ async def cancel_future(request: web.Request) -> web.Response:
             "cancelled; only sampling can"
         )
     sampler = await gateway.registry.sampler(request[OWNER], future.target)
-    base_model = gateway.models.resolve(sampler.base_model)
-    await cancel_sample(gateway.bus, base_model, sampler.sampler_id, future.seq)
+    base_model = gateway.models.resolve_sampled(sampler.base_model)
+    await cancel_sample(
+        gateway.bus, base_model, sampler.sampler_id, future.seq, owner=sampler.owner
+    )
     return responses.of_json({})
 
 

@@ -99,6 +99,7 @@ async def _run(gateway: Gateway, session: Session, order: int, source: Checkpoin
         created_ns=time.time_ns(),
         base_model=source.base_model,
         lora=source.lora,
+        optimizer=source.optimizer,
         user_metadata={"copied_from": source.path},
         project_id=session.project_id,
     )

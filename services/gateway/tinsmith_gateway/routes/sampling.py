@@ -12,11 +12,9 @@ from tinsmith import ids
 from tinsmith.adapters import adapter_ref
 from tinsmith.errors import InvalidRequest, NotSupported
 from tinsmith.messages.registry import Sampler
-from tinsmith.messages.table import SAMPLES
 from tinsmith_gateway import bodies, responses
 from tinsmith_gateway.gateway import GATEWAY, Gateway
 from tinsmith_gateway.middleware import OWNER
-from tinsmith_gateway.whereabouts import sample_tokens
 from tinsmith_gateway.wire import requests
 from tinsmith_gateway.wire.sampling import Limits, Target, sample
 
@@ -67,13 +65,7 @@ async def asample(request: web.Request) -> web.Response:
     gateway.sessions.check_active(await gateway.registry.session(owner, sampler.session_id))
     target = _target(gateway, sampler, asked.seq_id)
     message = sample(asked, target, _limits(gateway, target.base_model))
-    tokens = sample_tokens(target.base_model, sampler.sampler_id, asked.seq_id)
-
-    async def is_queued() -> bool:
-        return await gateway.bus.is_queued(SAMPLES, **tokens)
-
-    await gateway.unfinished.admit(owner, sampler.sampler_id, asked.seq_id, is_queued)
-    await gateway.bus.enqueue(SAMPLES, message, **tokens)
+    await gateway.holding.send(owner, message)
     sequences = [f"{target.request_id}:{index}" for index in range(asked.num_samples)]
     return responses.of_json({"request_id": target.request_id, "sample_sequence_ids": sequences})
 
@@ -102,7 +94,7 @@ def _target(gateway: Gateway, sampler: Sampler, seq: int) -> Target:
     return Target(
         request_id=ids.future_id(sampler.sampler_id, seq),
         sampler_id=sampler.sampler_id,
-        base_model=gateway.models.resolve(sampler.base_model),
+        base_model=gateway.models.resolve_sampled(sampler.base_model),
         adapter=sampler.adapter,
     )
 

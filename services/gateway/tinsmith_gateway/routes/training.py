@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from tinsmith import ids
-from tinsmith.errors import InvalidRequest, NotSupported, UserError
+from tinsmith import ids, whole
+from tinsmith.errors import InvalidRequest, UserError
 from tinsmith.messages import ops
 from tinsmith.messages.registry import Run
 from tinsmith_gateway import bodies, intake, responses
@@ -22,29 +23,35 @@ from tinsmith_gateway.auth import token_owner
 from tinsmith_gateway.gateway import GATEWAY, Gateway
 from tinsmith_gateway.middleware import OWNER
 from tinsmith_gateway.sameness import digest
-from tinsmith_gateway.wire import requests, training
-from tinsmith_gateway.wire.forward_backward import Bounds, place_in
-from tinsmith_gateway.wire.forward_backward import forward_backward as parse
+from tinsmith_gateway.wire import forward_backward as passes
+from tinsmith_gateway.wire import json_training, requests, training
 from tinsmith_gateway.wire.labels import check_metadata
 from tinsmith_gateway.wire.results import JSON, PROTOBUF
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from tinsmith.messages.registry import Session
     from tinsmith_gateway.wire.requests import Sequenced
 
+    Reader = Callable[[bytes, passes.Bounds], tuple[Sequenced, ops.OpBody]]
+
 
 async def create_model(request: web.Request) -> web.Response:
-    """A fresh adapter on a base model."""
+    """A fresh adapter on a base model, or the base model itself to be trained whole."""
     gateway, owner = request.app[GATEWAY], request[OWNER]
     asked = await bodies.read_json(request, requests.CreateModel)
     session = await gateway.registry.session(owner, asked.session_id)
     gateway.sessions.check_active(session)
     served = gateway.models.require(asked.base_model, "trainer")
-    training.check_optimizer(asked.optimizer_config)
+    optimizer = training.optimizer(asked.optimizer_config)
     model_id = ids.model_id(asked.session_id, asked.model_seq_id)
-    lora = training.lora_shape(asked.lora_config, max_rank=served.max_rank, model_id=model_id)
-    run = _run(session, asked, base_model=asked.base_model, lora=lora)
-    body = ops.CreateModel(base_model=served.name, lora=lora)
+    if whole.is_whole(served.name):
+        lora = training.whole_shape(asked.lora_config)
+    else:
+        lora = training.lora_shape(asked.lora_config, max_rank=served.max_rank, model_id=model_id)
+    run = _run(session, asked, base_model=asked.base_model, lora=lora, optimizer=optimizer)
+    body = ops.CreateModel(base_model=served.name, lora=lora, optimizer=optimizer)
     return responses.of_json(await intake.create(gateway, run, body))
 
 
@@ -59,20 +66,12 @@ async def load_weights(request: web.Request) -> web.Response:
 
 async def forward_backward(request: web.Request) -> web.Response:
     """Scores datums and, unless it is forward only, adds to the gradient."""
-    gateway = request.app[GATEWAY]
-    try:
-        raw = await bodies.read(request, PROTOBUF)
-    except bodies.BodyTooLarge as error:
-        if (claimed := place_in(error.prefix)) is None:
-            raise
-        return await _submit(request, claimed, training.refused(error))
-    config = gateway.config
-    bounds = Bounds(config.max_inflated_bytes, config.max_datums, config.max_request_tokens)
-    if len(raw) < bodies.THREAD_BYTES:
-        place, body = parse(raw, bounds)
-    else:
-        place, body = await asyncio.to_thread(parse, raw, bounds)
-    return await _submit(request, place, body)
+    return await _pass(request, {PROTOBUF: passes.from_proto, JSON: passes.from_json})
+
+
+async def forward(request: web.Request) -> web.Response:
+    """Scores datums, for clients before 0.25."""
+    return await _pass(request, {JSON: partial(passes.from_json, forward_only=True)})
 
 
 async def optim_step(request: web.Request) -> web.Response:
@@ -99,13 +98,30 @@ async def save_weights_for_sampler(request: web.Request) -> web.Response:
 
 
 async def save_weights_external(request: web.Request) -> web.Response:
-    """Not supported; it is sequenced, so the refusal takes its place."""
+    """Weights to download, in the form of other tools."""
     raw = await bodies.read(request, JSON)
-    error = NotSupported(
-        "save_weights_external is not supported by this server yet; use save_state, or "
-        "save_weights_for_sampler to sample from the weights"
-    )
-    return await _submit(request, training.sequenced(raw), training.refused(error))
+    place = training.sequenced(raw)
+    body = training.lazily(lambda: training.save_weights_external(raw))
+    return await _submit(request, place, body)
+
+
+async def _pass(request: web.Request, readers: Mapping[str, Reader]) -> web.Response:
+    config = request.app[GATEWAY].config
+    try:
+        raw = await bodies.read(request, *readers)
+    except bodies.BodyTooLarge as error:
+        claimed = passes.place_in(error.prefix)
+        claimed = claimed or json_training.place_in(await bodies.end_of(request, error))
+        if claimed is None:
+            raise
+        return await _submit(request, claimed, training.refused(error))
+    bounds = passes.Bounds(config.max_inflated_bytes, config.max_datums, config.max_request_tokens)
+    reader = readers[request.content_type]
+    if len(raw) < bodies.THREAD_BYTES:
+        place, body = reader(raw, bounds)
+    else:
+        place, body = await asyncio.to_thread(reader, raw, bounds)
+    return await _submit(request, place, body)
 
 
 async def _submit(request: web.Request, place: Sequenced, body: ops.OpBody) -> web.Response:
@@ -148,7 +164,7 @@ async def _create_from_checkpoint(request: web.Request, raw: bytes) -> web.Respo
     asked = requests.decode(raw, requests.CreateFromCheckpoint)
     session = await gateway.registry.session(owner, asked.session_id)
     gateway.sessions.check_active(session)
-    training.check_optimizer(asked.optimizer_config)
+    optimizer = training.optimizer(asked.optimizer_config)
     checkpoint = await gateway.registry.checkpoint_of_kind(
         owner,
         asked.path,
@@ -159,12 +175,16 @@ async def _create_from_checkpoint(request: web.Request, raw: bytes) -> web.Respo
     base_model = asked.base_model or checkpoint.base_model
     _check_base_model(gateway, checkpoint.base_model, base_model)
     served = gateway.models.require(base_model, "trainer")
-    run = _run(session, asked, base_model=base_model, lora=checkpoint.lora)
+    if asked.optimizer:
+        _check_optimizer(asked.optimizer_config, checkpoint.optimizer)
+        optimizer = checkpoint.optimizer
+    run = _run(session, asked, base_model=base_model, lora=checkpoint.lora, optimizer=optimizer)
     body = ops.CreateModel(
         base_model=served.name,
         lora=checkpoint.lora,
         checkpoint=asked.path,
         with_optimizer=asked.optimizer,
+        optimizer=optimizer,
     )
     return responses.of_json(await intake.create(gateway, run, body))
 
@@ -177,12 +197,21 @@ def _check_base_model(gateway: Gateway, saved: str, wanted: str) -> None:
         )
 
 
+def _check_optimizer(asked: requests.OptimizerConfig | None, saved: ops.OptimizerFamily) -> None:
+    if asked is not None and asked.type != saved:
+        raise InvalidRequest(
+            f"optimizer_config.type: {asked.type[:80]!r}, but the optimizer's state in the "
+            f"checkpoint is of {saved!r}; leave it out, or load without the optimizer"
+        )
+
+
 def _run(
     session: Session,
     asked: requests.CreateModel | requests.CreateFromCheckpoint,
     *,
     base_model: str,
     lora: ops.LoraShape,
+    optimizer: ops.OptimizerFamily,
 ) -> Run:
     return Run(
         model_id=ids.model_id(asked.session_id, asked.model_seq_id),
@@ -191,6 +220,7 @@ def _run(
         created_ns=time.time_ns(),
         base_model=base_model,
         lora=lora,
+        optimizer=optimizer,
         user_metadata=dict(check_metadata(asked.user_metadata or {})),
         project_id=session.project_id,
     )
@@ -200,6 +230,7 @@ ROUTES = (
     web.post("/api/v1/create_model", create_model),
     web.post("/api/v1/load_weights", load_weights),
     web.post("/api/v1/forward_backward", forward_backward),
+    web.post("/api/v1/forward", forward),
     web.post("/api/v1/optim_step", optim_step),
     web.post("/api/v1/save_weights", save_weights),
     web.post("/api/v1/save_weights_for_sampler", save_weights_for_sampler),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tinsmith.messages.checkpoints import Checkpoint
+    from tinsmith.messages.ops import OptimizerFamily
     from tinsmith.messages.registry import Run, Session
 
 _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -23,14 +24,19 @@ def training_run(run: Run, checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
         "training_run_id": run.model_id,
         "base_model": run.base_model,
         "model_owner": run.owner,
-        "is_lora": True,
-        "lora_rank": run.lora.rank,
+        "is_lora": run.lora.rank > 0,
+        "lora_rank": run.lora.rank or None,
         "corrupted": False,
         "last_request_time": iso_time(latest_ns),
         "last_checkpoint": _last(checkpoints, "weights"),
         "last_sampler_checkpoint": _last(checkpoints, "sampler_weights"),
         "user_metadata": run.user_metadata,
     }
+
+
+def optimizer_config(family: OptimizerFamily) -> dict[str, Any]:
+    """``OptimizerConfig``, as it would be asked for."""
+    return {"type": family} | ({"version": 1} if family == "dimuon" else {})
 
 
 def checkpoint(entry: Checkpoint) -> dict[str, Any]:

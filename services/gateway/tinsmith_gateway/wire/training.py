@@ -7,9 +7,9 @@ refuses the request or becomes a ``Refused`` op that takes its place in the sequ
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tinsmith import ids
+from tinsmith import age, ids, whole
 from tinsmith.errors import InvalidRequest, NotSupported, UserError
 from tinsmith.messages import ops
 from tinsmith.messages.failures import to_failed
@@ -50,9 +50,9 @@ def refused(error: UserError, *, asked_blake3: str = "") -> ops.Refused:
 def lora_shape(asked: requests.LoraConfig | None, *, max_rank: int, model_id: str) -> ops.LoraShape:
     """The adapter's shape; ``max_rank`` is the trainers' limit for the base model."""
     if asked is None:
-        raise NotSupported(
-            "lora_config: missing; full-parameter training is not supported, "
-            "ask for an adapter with lora_config.rank"
+        raise InvalidRequest(
+            "lora_config: missing; ask for an adapter with lora_config.rank, or for all weights "
+            f"by the model's name with {whole.SUFFIX!r} behind it"
         )
     rank = asked.rank
     if not 1 <= rank <= max_rank or rank & (rank - 1):
@@ -74,20 +74,37 @@ def lora_shape(asked: requests.LoraConfig | None, *, max_rank: int, model_id: st
     )
 
 
-def check_optimizer(config: requests.OptimizerConfig | None) -> None:
-    """NotSupported unless the optimizer is AdamW."""
-    if config is not None and config.type != "adamw":
-        raise NotSupported(f"optimizer_config.type: {config.type!r} is not supported; use 'adamw'")
+def whole_shape(asked: requests.LoraConfig | None) -> ops.LoraShape:
+    """The shape of a model that is trained whole, where rank and seed mean nothing."""
+    for field in ("train_attn", "train_mlp", "train_unembed"):
+        if asked is not None and not getattr(asked, field):
+            raise InvalidRequest(
+                f"lora_config.{field}: false, but a model with {whole.SUFFIX!r} in its name has "
+                "every weight trained; leave it true, or train an adapter on the plain name"
+            )
+    return ops.WHOLE
+
+
+def optimizer(config: requests.OptimizerConfig | None) -> ops.OptimizerFamily:
+    """The family asked for; NotSupported for one that is unknown here."""
+    if config is None or config.type == "adamw":
+        return "adamw"
+    if config.type != "dimuon":
+        raise NotSupported(
+            f"optimizer_config.type: {config.type[:80]!r} is not supported; use 'adamw' or 'dimuon'"
+        )
+    if config.version != 1:
+        raise NotSupported(f"optimizer_config.version: {config.version} is not supported; use 1")
+    return "dimuon"
 
 
 def optim_step(raw: bytes) -> ops.OptimStep:
-    """An AdamW step."""
+    """One step of either optimizer; whether it is the model's is not decided here."""
     asked = requests.decode(raw, requests.OptimStep)
     if asked.optimizer_params is not None:
-        family = str(asked.optimizer_params.get("type"))[:80]
-        raise NotSupported(
-            f"optimizer_params.type: {family!r} is not supported; send adam_params (AdamW)"
-        )
+        if asked.adam_params is not None:
+            raise InvalidRequest("adam_params, optimizer_params: both are given; send one of them")
+        return _dimuon_step(asked.optimizer_params)
     if (adam := asked.adam_params) is None:
         raise InvalidRequest("adam_params: missing; send AdamParams with the step")
     _check_number("learning_rate", adam.learning_rate)
@@ -103,6 +120,28 @@ def optim_step(raw: bytes) -> ops.OptimStep:
         eps=adam.eps,
         weight_decay=adam.weight_decay,
         grad_clip_norm=adam.grad_clip_norm,
+    )
+
+
+def _dimuon_step(params: dict[str, Any]) -> ops.OptimStep:
+    family = str(params.get("type"))[:80]
+    if family != "dimuon":
+        raise NotSupported(
+            f"optimizer_params.type: {family!r} is not supported; send DimuonParams, or "
+            "adam_params (AdamW)"
+        )
+    dimuon = requests.convert(params, requests.DimuonParams, "optimizer_params")
+    _check_number("learning_rate", dimuon.learning_rate, of="optimizer_params")
+    _check_number("beta1", dimuon.beta1, below=1.0, of="optimizer_params")
+    if not math.isfinite(dimuon.grad_clip_norm):
+        raise InvalidRequest(
+            f"optimizer_params.grad_clip_norm: {dimuon.grad_clip_norm} is not a finite number"
+        )
+    return ops.OptimStep(
+        optimizer="dimuon",
+        learning_rate=dimuon.learning_rate,
+        beta1=dimuon.beta1,
+        grad_clip_norm=max(0.0, dimuon.grad_clip_norm),  # none from 0 down, by the client's word
     )
 
 
@@ -135,6 +174,18 @@ def save_weights_for_sampler(raw: bytes, session_id: str) -> ops.SaveWeightsForS
     )
 
 
+def save_weights_external(raw: bytes) -> ops.SaveWeightsExternal:
+    """Weights to download, in the clear or for recipients only."""
+    asked = requests.decode(raw, requests.SaveWeightsExternal)
+    return ops.SaveWeightsExternal(
+        name=ids.check_name(asked.path),
+        ttl_s=check_ttl(asked.ttl_seconds),
+        recipients=age.check_recipients(
+            asked.age_encryption_recipients or (), "age_encryption_recipients"
+        ),
+    )
+
+
 def load_weights(raw: bytes) -> ops.LoadWeights:
     """A load into an existing model; whether the checkpoint can be loaded is not decided here."""
     asked = requests.decode(raw, requests.LoadWeights)
@@ -156,8 +207,10 @@ def check_ttl(ttl_s: int | None) -> int | None:
     return ttl_s
 
 
-def _check_number(field: str, value: float, *, below: float = math.inf) -> None:
+def _check_number(
+    field: str, value: float, *, below: float = math.inf, of: str = "adam_params"
+) -> None:
     # NaN fails the comparison.
     if not 0.0 <= value < below:
         limit = "a finite number from 0" if below == math.inf else f"from 0 and below {below:g}"
-        raise InvalidRequest(f"adam_params.{field}: {value} is not {limit}")
+        raise InvalidRequest(f"{of}.{field}: {value} is not {limit}")
