@@ -218,6 +218,21 @@ async def test_a_take_over_repeats_shared_passes_without_the_other_model(broker,
     assert (before == after).all()
 
 
+@pytest.mark.parametrize("ended", ["before", "after"])
+async def test_a_model_moves_on_after_another_has_ended(broker, bus, blobs, base, ended):
+    over, moved = Client(bus), Client(bus)
+    async with trainer(broker, blobs, base, "trainer-a"):
+        for client in (over, moved):
+            await client.create()
+            await train(client, 1, 2)
+        if ended == "before":
+            await over.session_is("expired")
+    if ended == "after":
+        await over.session_is("expired")
+    async with trainer(broker, blobs, base, "trainer-b"):
+        await train(moved, 3, 4)
+
+
 async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monkeypatch):
     """Only what came after it is repeated, and the weights are the same bits."""
     moved, stayed = Client(bus), Client(bus)
