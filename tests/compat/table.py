@@ -21,7 +21,7 @@ losses, log-probabilities and samples, to the last bit: clients before 0.25 send
 JSON, and 0.18 also reads its results so; both are turned into what the others send and read.
 
 `yes`: called, and it succeeds. `no`, `not called`: see the note. `-`: not in this version. An
-unloaded model takes no more requests; its memory is freed when its session ends.
+unloaded model takes no more requests, and its trainer has room for another.
 """
 
 

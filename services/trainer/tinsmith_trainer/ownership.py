@@ -64,11 +64,11 @@ class _Executed:
 
 
 class Retired(Exception):
-    """The model's session is over and all its futures have ended."""
+    """The model is wanted no more, and all its futures have ended."""
 
 
 class OwnedModel:
-    """Runs one model until its session is over, or until it is fenced or cancelled."""
+    """Runs one model until it is wanted no more, or until it is fenced or cancelled."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class OwnedModel:
         self._opened: asyncio.Queue[_Opened] = asyncio.Queue(1)
         self._executed: asyncio.Queue[_Executed] = asyncio.Queue(UNCOMMITTED)
         self._in_hand = InHand()
-        self._session_over = asyncio.Event()
+        self._over = asyncio.Event()
         token = ids.token(model_id)
         self._worklist = bus.work(
             table.OPS,
@@ -108,12 +108,12 @@ class OwnedModel:
     def _consumer(self, epoch: int) -> str:
         return f"model-{ids.token(self.model_id)}-{epoch}"
 
-    def end_session(self) -> None:
-        """The client is gone: finish what is in order, fail what waits for a missing op."""
-        self._session_over.set()
+    def end(self) -> None:
+        """It is wanted no more: finish what is in order, fail what waits for a missing op."""
+        self._over.set()
 
     async def run(self) -> None:
-        """Returns when the session is over and nothing is left to answer.
+        """Returns when the model is wanted no more and nothing is left to answer.
 
         Raises:
             Fenced: another trainer has taken the model.
@@ -233,7 +233,7 @@ class OwnedModel:
             await self._finish(seq, taken)
         else:
             self._in_hand.add(seq, taken)
-            self._fail(taken, f"request {seq} came after its session ended")
+            self._fail(taken, f"request {seq} came after its model's end")
 
     async def _finish(self, seq: int, taken: Taken[ops.Op]) -> None:
         await taken.ack()
@@ -242,7 +242,7 @@ class OwnedModel:
         await self._bus.emit(table.OP_DONE, done)
 
     async def _retire(self) -> None:
-        await self._session_over.wait()
+        await self._over.wait()
         token = ids.token(self.model_id)
         while self._in_hand or await self._bus.is_queued(table.OPS, model=token, seq="*"):
             # It may be on its way here: what is queued does not come in order.
@@ -255,7 +255,10 @@ class OwnedModel:
     def _fail_gap(self) -> None:
         missing, waiting = self._sequencer.abandon()
         for _, taken in waiting:
-            reason = f"request {missing} of this model never arrived before its session ended"
+            reason = (
+                f"request {missing} of this model never arrived before its session ended "
+                "or it was unloaded"
+            )
             self._fail(taken, reason)
 
     def _fail(self, taken: Taken[ops.Op], reason: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tinsmith import ids, model_files, whole
+from tinsmith.bus import Bus
 from tinsmith.cores import threads
 from tinsmith.errors import BrokerUnavailable, Fenced, Forgotten
 from tinsmith.messages import table
@@ -24,11 +25,14 @@ from tinsmith_trainer.troubles import Troubles
 from tinsmith_trainer.workload import tell
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tinsmith.config import Config, ModelConfig
-    from tinsmith.messages.registry import Session
+    from tinsmith.messages.registry import Run, Session
     from tinsmith.service import ServiceContext
     from tinsmith_trainer.engine import TrainingEngine
     from tinsmith_trainer.holdings import Held
+    from tinsmith_trainer.publishing import Publishing
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
 MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
@@ -52,7 +56,7 @@ class Trainer:
         self._compute = compute
         self._environment = environment
         self._owned: dict[str, OwnedModel] = {}
-        self._ended_sessions: set[str] = set()
+        self._over: set[str] = set()  # sessions that have ended, models that were unloaded
         self._troubles = Troubles()
         is_whole = whole.is_whole(environment["base_model"])
         self._holdings = Holdings(1 if is_whole else self._config.max_models, context.load)
@@ -64,10 +68,12 @@ class Trainer:
         computing = asyncio.create_task(self._compute.serve(), name="compute")
         telling = asyncio.create_task(tell(self._context, self._compute), name="tell")
         sessions = await self._bus.table(table.SESSIONS).watch(self._on_session)
+        runs = await self._bus.table(table.RUNS).watch(self._on_run)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._take_models(tasks)
         finally:
+            await runs.close()
             await sessions.close()
             telling.cancel()
             computing.cancel()
@@ -132,6 +138,8 @@ class Trainer:
             else:
                 recovered = await recovery.give_up(reason)
             self._troubles.reached(model_id, recovered.next_seq)
+            if recovered.next_seq and recovered.broken is None:
+                await self._executor.take_over(model_id)
             owned = OwnedModel(
                 model_id,
                 bus=self._bus,
@@ -143,9 +151,10 @@ class Trainer:
             )
             self._owned[model_id] = owned
             if self._is_over(model_id):
-                owned.end_session()
+                owned.end()
             log.info("model taken", epoch=writer.epoch, next_seq=recovered.next_seq)
             await owned.run()
+            await self._executor.end_lineage(model_id)
         finally:
             self._owned.pop(model_id, None)
             await asyncio.shield(self._executor.drop(model_id))
@@ -156,7 +165,7 @@ class Trainer:
         return SnapshotPolicy(steps=steps, seconds=seconds, clock=clock)
 
     def _is_over(self, model_id: str) -> bool:
-        return ids.session_of(model_id) in self._ended_sessions
+        return not self._over.isdisjoint((model_id, ids.session_of(model_id)))
 
     async def _clear_queue(self, model_id: str) -> None:
         """Drop what is left for a forgotten model: it cannot be opened, its futures have failed."""
@@ -171,10 +180,17 @@ class Trainer:
     def _on_session(self, key: str, session: Session | None) -> None:
         if session is not None and session.status == "active":
             return
-        self._ended_sessions.add(key)
+        self._end(key)
+
+    def _on_run(self, _: str, run: Run | None) -> None:
+        if run is not None and run.unloaded_ns:
+            self._end(run.model_id)
+
+    def _end(self, session_or_model: str) -> None:
+        self._over.add(session_or_model)
         for model_id, owned in self._owned.items():
-            if ids.session_of(model_id) == key:
-                owned.end_session()
+            if self._is_over(model_id):
+                owned.end()
 
 
 async def serve(context: ServiceContext) -> None:
@@ -186,25 +202,50 @@ async def serve(context: ServiceContext) -> None:
         config.mixing == "auto" and not environment["device"].startswith("cpu")
     )
     compute = Compute(engine if is_mixed else None)
-    executor = Executor(
-        engine,
-        compute,
-        context.bus,
-        context.blobs,
-        base_model=model.name,
-        patience_s=config.checkpointer_patience_s,
-    )
-    await _announce(context, engine)
-    trainer = Trainer(context, executor, compute, environment)
-    running = asyncio.create_task(trainer.run(), name="trainer")
-    stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
-    await context.ready(base_models=(model.name,))
-    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        running.result()  # it failed: let the process say so
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with _publishing(context, model, config) as publishing:
+        executor = Executor(
+            engine,
+            compute,
+            context.bus,
+            context.blobs,
+            base_model=model.name,
+            patience_s=config.checkpointer_patience_s,
+            publishing=publishing,
+        )
+        await _announce(context, engine)
+        trainer = Trainer(context, executor, compute, environment)
+        running = asyncio.create_task(trainer.run(), name="trainer")
+        stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+        await context.ready(base_models=(model.name,))
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()  # it failed: let the process say so
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
     compute.close()
+
+
+@asynccontextmanager
+async def _publishing(
+    context: ServiceContext, model: ModelConfig, config: TrainerConfig
+) -> AsyncIterator[Publishing | None]:
+    """Of a model that is trained whole, on a connection of its own; adapters go as files."""
+    if not whole.is_whole(model.name):
+        yield None
+        return
+    from tinsmith_trainer.publishing import Publishing
+
+    name = f"{context.instance}-weights"
+    async with Bus.connect(context.config.bus, name=name, blobs=context.blobs) as bus:
+        publishing = Publishing(
+            bus, context.instance, context.load, patience_s=config.checkpointer_patience_s
+        )
+        keeping = asyncio.create_task(publishing.run(), name="publishing")
+        try:
+            yield publishing
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
 
 def _load(model: ModelConfig, config: TrainerConfig) -> tuple[TrainingEngine, dict[str, str]]:

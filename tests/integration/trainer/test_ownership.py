@@ -336,6 +336,21 @@ async def test_the_end_of_a_session_fails_what_waits_for_a_missing_op(broker, bu
     assert not await bus.is_queued(table.PLACEMENTS, pool="*", model=ids.token(client.model))
 
 
+async def test_an_unloaded_model_makes_room_at_once(broker, bus, blobs, base):
+    client = Client(bus)
+    run = registry.Run(
+        model_id=client.model, session_id=client.session, owner="o", created_ns=1,
+        base_model=BASE, lora=LORA, unloaded_ns=2,
+    )  # fmt: skip
+    async with trainer(broker, blobs, base) as running:
+        await client.create()
+        await train(client, 1, 2)
+        await bus.table(table.RUNS).put(ids.token(client.model), run)
+        async with asyncio.timeout(30):
+            while running.engine.models():
+                await asyncio.sleep(0.01)
+
+
 async def test_a_save_without_a_checkpointer_fails_with_the_remedy(broker, bus, blobs, base):
     client = Client(bus)
     async with trainer(broker, blobs, base):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def unload_model(request: web.Request) -> web.Response:
-    """No request is taken for the model any more; its trainer lets go of it with its session."""
+    """No request is taken for the model any more; its trainer lets go of it."""
     registry = request.app[GATEWAY].registry
     asked = await bodies.read_json(request, requests.ModelRef)
     run = await registry.run(request[OWNER], asked.model_id)
