@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from tests.integration.conftest import MODEL, connect, start, stop
 from tests.integration.steps import PROBE, X, Y, probe
 from tests.integration.test_restarts import until_another
 from tinker import RequestFailedError
 from tinker import types as T
+from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -155,6 +158,26 @@ def test_samplers_give_the_trainers_logprobs(whole_server):
         np.testing.assert_allclose(sampled(first), wanted, rtol=0, atol=1e-4)
         untrained = client.create_sampling_client(base_model=WHOLE)
         np.testing.assert_allclose(sampled(untrained), base, rtol=0, atol=1e-4)
+
+
+def test_external_weights_are_a_model_that_transformers_loads(whole_server, tmp_path):
+    with session(whole_server) as client:
+        model = new_model(client)
+        train(model, ADAM, 2)
+        path = model.save_weights_external("one").result().path
+        urls = client.create_rest_client().get_external_weights_urls(path).result().urls
+        for name, url in urls.items():
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                (tmp_path / name).write_bytes(answer.read())
+        wanted = probe(model)
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.tensor(PROBE.model_input.to_ints())
+    targets = [int(one) for one in PROBE.loss_fn_inputs["target_tokens"].data]
+    with torch.no_grad():
+        logprobs = loaded(input_ids=ids[None]).logits[0].log_softmax(-1)
+    found = logprobs[torch.arange(len(ids)), torch.tensor(targets)].numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
 
 
 def test_a_draw_names_its_weights_and_can_be_seeded(whole_server):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tinsmith import __version__
-from tinsmith.cli import keys, log
+from tinsmith.cli import keys, log, portable
 from tinsmith.cli.options import ConfigFile, DataDir  # noqa: TC001 - as above
 from tinsmith.errors import StartupError, TinsmithError
 
@@ -278,6 +278,10 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
         data_dir=data_dir,
     )
     sys.exit(command.run(options))
+
+
+app.command()(portable.export)
+app.command("import")(portable.import_)
 
 
 @config_app.command("show")

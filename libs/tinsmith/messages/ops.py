@@ -178,6 +178,7 @@ class ForwardBackwardDone(Message, frozen=True, kw_only=True):
     metrics: dict[str, float]  # always has "loss:sum"
     passes: tuple[tuple[int, ...], ...] = ()  # indices of the datums computed together, in order
     frames: tuple[Frame | None, ...] = ()  # of each pass, None of one without others; () if all are
+    ranks: int = 1  # pass k is of sum k mod ranks of the gradient, and those are added up in order
 
 
 class OptimStepDone(Message, frozen=True, kw_only=True):

@@ -28,6 +28,10 @@ class Discards:
         """The checkpoint under ``key`` is about to end, or to be replaced."""
         await self._note(key, checkpoint.path, checkpoint.parts)
 
+    async def of_parts(self, key: str, path: str, parts: Mapping[str, BlobRef]) -> None:
+        """What goes into the checkpoint under ``key`` may be left out of it, all or some."""
+        await self._note(key, path, parts)
+
     async def of_sampler(self, sampler: Sampler) -> None:
         """The sampler is about to end, or to move on to other weights."""
         if sampler.adapter is not None and sampler.model_path is None:

@@ -37,6 +37,8 @@ def build(request: CommitCheckpoint, *, owner: str, now_ns: int) -> Checkpoint:
         owner=owner,
         expires_ns=expires_at(now_ns, request.ttl_s),
         user_metadata=request.user_metadata,
+        optimizer=request.optimizer,
+        published=request.published,
     )
 
 

@@ -19,6 +19,7 @@ from tinsmith_checkpointer.anchoring import keep_anchoring
 from tinsmith_checkpointer.changes import Changes
 from tinsmith_checkpointer.config import CheckpointerConfig
 from tinsmith_checkpointer.discarding import Discards
+from tinsmith_checkpointer.encryption import encrypted
 from tinsmith_checkpointer.expiry import check_alive, is_expired
 from tinsmith_checkpointer.janitor import Janitor
 from tinsmith_checkpointer.meter import Meter
@@ -43,19 +44,46 @@ class Checkpointer:
         self._discards = Discards(context.bus)
         self._config = context.config.section(CheckpointerConfig)
         self._log = context.log
+        self._encrypting: dict[str, asyncio.Task[CommitCheckpointDone]] = {}  # by path and op
 
     async def start(self) -> Subscription:
         """Follow the samplers, to know those that move on."""
         return await self._samplers.watch()
 
     async def commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
-        """Make the parts a checkpoint. A repeat of the same request changes nothing.
+        """Make the parts a checkpoint, or for recipients, what they are encrypted.
+
+        A repeat of the same request changes nothing.
 
         Raises:
             InvalidRequest: the name is taken, or the parts are too many.
             BlobMissing: a part is not in the blob store.
             NotFound: the run is not registered.
         """
+        if not request.recipients:
+            return await self._commit(request)
+        # It may take longer than whoever asked has waited before asking again.
+        name = f"encrypt {manifest.path_of(request)} {request.op_seq}"
+        if (task := self._encrypting.get(name)) is None:
+            task = asyncio.create_task(self._commit_encrypted(request), name=name)
+            self._encrypting[name] = task
+            task.add_done_callback(lambda _: self._encrypting.pop(name))
+        return await asyncio.shield(task)
+
+    async def _commit_encrypted(self, request: CommitCheckpoint) -> CommitCheckpointDone:
+        path = manifest.path_of(request)
+        key = ids.checkpoint_key(path)
+        existing = await self._checkpoints.get(key)
+        if existing is not None and existing.op_seq == request.op_seq:
+            await self._discards.of_parts(key, str(path), request.parts)  # stored once more
+            return CommitCheckpointDone(path=existing.path, size_bytes=existing.size_bytes)
+        await self._check_parts(request)
+        sealed = await encrypted(self._blobs, request)
+        # What was encrypted is not kept for this; nor are the ciphertexts if another came first.
+        await self._discards.of_parts(key, str(path), {**request.parts, **sealed.parts})
+        return await self._commit(sealed)
+
+    async def _commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
         await self._check_parts(request)
         run = await self._runs.get(ids.token(request.model_id))
         if run is None:

@@ -27,9 +27,10 @@ _KEY = "downloads"
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """What a link opens; ``subject`` is a checkpoint's path or a session's id."""
 
-    kind: Literal["archive", "trace"]
+    kind: Literal["archive", "trace", "file"]
     subject: str
     expires_s: int  # unix time
+    blake3: str = ""  # of the file, which may be replaced by another of its name
 
 
 class Signer:

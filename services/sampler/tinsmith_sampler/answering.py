@@ -36,7 +36,8 @@ async def answer(
             ]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures
-    return rows.assemble(sample, [task.result() for task in drawn], score.result(), engine.plane)
+    made = [task.result() for task in drawn]
+    return rows.assemble(sample, made, score.result(), engine.plane, engine.root)
 
 
 async def _score(engine: Engine, scoring: Scoring | None) -> Scored | None:

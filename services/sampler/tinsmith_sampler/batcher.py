@@ -62,6 +62,11 @@ class Batcher:
         gone = Gone(f"request_id: {request_id} was aborted")
         self._end([task for task in self._seating if task.request_id == request_id], gone)
 
+    def start_anew(self, reason: str) -> None:
+        """Forget what was computed with weights that are to change; tasks end with ``reason``."""
+        self._end(list(self._seating), ServerError(reason))
+        self._seating.prompts.evict_all()
+
     def step(self) -> None:
         """One round: seat whom there is room for, compute prompts, draw a token of each row."""
         for task in self._seating:

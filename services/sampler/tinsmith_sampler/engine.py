@@ -139,6 +139,10 @@ class Engine(Protocol):
         """What computes the numbers, e.g. ``torch/cpu/float32``."""
 
     @property
+    def root(self) -> str:
+        """Of the weights, where they are those of a lineage; else empty."""
+
+    @property
     def environment(self) -> dict[str, str]:
         """What decides the last bits: versions, device, threads, weights. Known after ``start``."""
 

@@ -34,6 +34,7 @@ class SampledExperts(nn.Module):
         self.names = {GATE_UP: f"{name}.base_layer", DOWN: name}
         self.kernels = {matrix: list(_kernels(base, matrix)) for matrix in self.names}
         self.shapes = {self.names[matrix]: _shape(base, matrix) for matrix in self.names}
+        self.is_transposed = bool(base.is_transposed)  # in the checkpoint
         for matrix in self.names:
             delattr(base, matrix)  # the kernels have copies
         self._gate: Any = base._apply_gate  # noqa: SLF001

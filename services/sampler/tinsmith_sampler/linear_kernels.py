@@ -69,14 +69,26 @@ class PassShape:
 
 
 class FrozenLinear:
-    """``x @ weight.T + bias`` for a weight [out, in] that never changes.
+    """``x @ weight.T + bias`` for a weight [out, in] that no pass changes.
 
     Fewer rows than ``rows.least`` are padded to it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._product = _product(weight, bias)
+        self.bias = bias
+        self._laid_out = _laid_out(weight)
+        self._product = _product(self._laid_out, bias)
         self.rows = _row_range(weight, self._product)
+
+    def weight(self) -> torch.Tensor:
+        """What is computed with, [out, in]: a copy where it is laid out for oneDNN, else itself."""
+        return self._laid_out.to_dense() if self._laid_out.is_mkldnn else self._laid_out
+
+    def replace(self, weight: torch.Tensor) -> None:
+        """Compute with ``weight`` from now on, of the same shape; not while a pass runs."""
+        if weight is not self._laid_out:
+            self._laid_out = _laid_out(weight)
+            self._product = _product(self._laid_out, self.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Float [1, n, in] -> [1, n, out]."""
@@ -92,13 +104,19 @@ def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
     return functional.pad(x, (0, 0, 0, missing)) if missing > 0 else x
 
 
-def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _laid_out(weight: torch.Tensor) -> torch.Tensor:
+    """As products want it."""
     if not _can_pack(weight):
-        return lambda x: functional.linear(x, weight, bias)
-    ops = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight.contiguous(), _HINT)  # noqa: SLF001
-    product = ops._linear_pointwise  # noqa: SLF001
-    return lambda x: product(x, packed, bias, "none", [], "")
+        return weight
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _HINT)  # noqa: SLF001
+    return packed
+
+
+def _product(laid_out: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    if not laid_out.is_mkldnn:
+        return lambda x: functional.linear(x, laid_out, bias)
+    product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
+    return lambda x: product(x, laid_out, bias, "none", [], "")
 
 
 def _can_pack(weight: torch.Tensor) -> bool:
@@ -119,7 +137,8 @@ def _row_range(weight: torch.Tensor, product: Product) -> RowRange:
     key = weight.shape, weight.dtype
     if key not in _measured:
         if weight.numel() <= _SPARE:  # a fresh adapter's own B is zero, which would tell nothing
-            product = _product(_pattern(weight.shape[0], weight.shape[1]).to(weight.dtype), None)
+            pattern = _pattern(weight.shape[0], weight.shape[1]).to(weight.dtype)
+            product = _product(_laid_out(pattern), None)
         _measured[key] = _measure(product, weight)
     return _measured[key]
 

@@ -97,6 +97,8 @@ class SharedProduct:
         biases = [layer.bias.detach() for layer in layers if _has_bias(layer)]
         self.kernel = FrozenLinear(weight, torch.cat(biases) if biases else None)
         self._widths = [layer.out_features for layer in layers]
+        self.firsts = [sum(self._widths[:index]) for index in range(len(layers))]
+        """Of each layer, the first row of the weight that is its own."""
         self._input: torch.Tensor | None = None
         self._outputs: Sequence[torch.Tensor] = ()
 
@@ -128,6 +130,7 @@ class AdaptedLinear(nn.Module):
         self.name = name
         self.in_features, self.out_features = base.in_features, base.out_features
         self.product = product
+        self.first_row = product.firsts[index]
         self._index = index
         self._active = active
 

@@ -13,7 +13,7 @@ import torch
 
 from tinsmith import memory, model_files
 from tinsmith.errors import StartupError
-from tinsmith_sampler import experts, lora_layers
+from tinsmith_sampler import engine_memory, experts, lora_layers
 from tinsmith_sampler.environment import base_blake3
 from tinsmith_sampler.kv_cache import PAGE, KvCache, whole_pages
 from tinsmith_sampler.linear_kernels import PassShape
@@ -90,8 +90,11 @@ class ServedModel:
         self.eos_tokens = eos_tokens(model, tokenizer)
         self.to_text = decoder(tokenizer)
         self._active = lora_layers.ActiveAdapters()
+        named, alone = engine_memory.names_of(model), engine_memory.alone(model)
         self._experts = experts.install(model, self._active)
         self._layers = lora_layers.install(model, self._active)
+        self.places = engine_memory.places(named, alone, self._layers, self._experts)
+        """Where each tensor of the checkpoint lies."""
         self._body = model.base_model
         self._head = cast("nn.Module", model.get_output_embeddings())  # type: ignore[no-untyped-call]
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)

@@ -105,6 +105,11 @@ class PromptCache:
                 return True
         return False
 
+    def evict_all(self) -> None:
+        """Give back all idle prompts."""
+        while self.evict():
+            pass
+
     def discard(self, prompt: Prompt) -> None:
         """Forget a prompt whose pass failed; its room goes back with its last user."""
         if self._prompts.get(prompt.key) is prompt:

@@ -111,7 +111,11 @@ def version(sample: Sample) -> str | None:
 
 
 def assemble(
-    sample: Sample, generated: Ordered[Generated], scored: Scored | None, plane: str
+    sample: Sample,
+    generated: Ordered[Generated],
+    scored: Scored | None,
+    plane: str,
+    root: str = "",
 ) -> SampleDone:
     """The reply; ``generated`` is in order of the rows' index."""
     return SampleDone(
@@ -127,6 +131,7 @@ def assemble(
         ),
         prompt_tokens=len(sample.prompt) // 4,
         weight_version=version(sample) or "",
+        root=root,
         plane=plane,
     )
 

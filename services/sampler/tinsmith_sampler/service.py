@@ -10,8 +10,9 @@ import msgspec
 from blake3 import blake3
 
 from tinsmith import ids, whole
+from tinsmith.bus import Bus
 from tinsmith.cores import threads
-from tinsmith.errors import ConfigError, UserError
+from tinsmith.errors import ConfigError, UserError, VersionUnmet
 from tinsmith.messages import table
 from tinsmith.messages.failures import to_failed
 from tinsmith.messages.registry import ServedModel
@@ -138,17 +139,24 @@ class Sampler:
     async def _result(self, request: Sample) -> SampleDone | SampleFailed:
         log = self._log.bind(request_id=request.request_id)
         try:
-            async with AsyncExitStack() as held:
-                engine = await held.enter_async_context(self._with_weights(request.adapter))
-                tell = await held.enter_async_context(telling(self._bus, request))
-                work = answer(engine, request, self._limits, tell)
-                return await self._in_hand.run(request.request_id, work)
+            try:
+                return await self._answer(request)
+            except VersionUnmet as exc:  # its memory was found wrong: begin anew, on proven bits
+                log.warning("answer dropped", error=str(exc))
+                return await self._answer(request)
         except Exception as exc:
             if isinstance(exc, UserError):
                 log.info("request refused", error=str(exc))
             else:
                 log.exception("request failed")
             return SampleFailed(request_id=request.request_id, failure=to_failed(exc))
+
+    async def _answer(self, request: Sample) -> SampleDone:
+        async with AsyncExitStack() as held:
+            engine = await held.enter_async_context(self._with_weights(request.adapter))
+            tell = await held.enter_async_context(telling(self._bus, request))
+            work = answer(engine, request, self._limits, tell)
+            return await self._in_hand.run(request.request_id, work)
 
     @asynccontextmanager
     async def _with_weights(self, weights: AdapterRef | None) -> AsyncIterator[Engine]:
@@ -188,12 +196,31 @@ async def serve(context: ServiceContext) -> None:
 async def _serve_until_stopped(
     context: ServiceContext, engine: Engine, model: ModelConfig, options: TorchOptions
 ) -> None:
-    from tinsmith_sampler.whole_models import WholeModels
-
     await _announce(context, engine, model)
-    limit = context.config.section(SamplerConfig).max_whole if model.full else 0
+    async with _wholes(context, model, options) as wholes:
+        await _run(context, engine, model, wholes)
+
+
+@asynccontextmanager
+async def _wholes(
+    context: ServiceContext, model: ModelConfig, options: TorchOptions
+) -> AsyncIterator[WholeModels]:
+    """What serves models that were trained whole, where such are trained."""
+    from tinsmith_sampler.whole_models import Lineages, WholeModels
+
     get, folder = context.blobs.get, context.config.data_dir
-    wholes = WholeModels(options, get, limit=limit, folder=folder)
+    if not model.full:
+        yield WholeModels(options, get, limit=0, folder=folder)
+        return
+    limit, name = context.config.section(SamplerConfig).max_whole, f"{context.instance}-weights"
+    async with Bus.connect(context.config.bus, name=name, blobs=context.blobs) as bus:
+        lineages = Lineages(bus, context.instance, context.load)
+        yield WholeModels(options, get, limit=limit, folder=folder, lineages=lineages)
+
+
+async def _run(
+    context: ServiceContext, engine: Engine, model: ModelConfig, wholes: WholeModels
+) -> None:
     running = asyncio.create_task(Sampler(context, engine, model, wholes).run(), name="sampler")
     stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
     engine_dead = asyncio.create_task(engine.wait_ended(), name="engine")

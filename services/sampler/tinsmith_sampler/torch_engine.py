@@ -14,7 +14,7 @@ import asyncio
 import os
 import threading
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,10 +32,11 @@ from tinsmith_sampler.stopping import Stopper, StopText
 from tinsmith_sampler.tasks import Result, RowTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from tinsmith.messages.sampling import SamplingParams
     from tinsmith_sampler.engine import Row, Scoring
+    from tinsmith_sampler.engine_memory import Place
     from tinsmith_sampler.lora_layers import Adapter
     from tinsmith_sampler.model import TorchOptions
 
@@ -59,6 +60,9 @@ class TorchEngine:
     def plane(self) -> str:
         """What computes the numbers."""
         return f"torch/{self._options.device}/{self._options.dtype}"
+
+    root: str = ""
+    """Of the weights, where they are those of a lineage."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -116,6 +120,30 @@ class TorchEngine:
     async def unload_adapter(self, version: str) -> None:
         """Forget an adapter; tasks that have it keep it until they end."""
         self._adapters.pop(version, None)
+
+    @property
+    def places(self) -> Mapping[str, Sequence[Place]]:
+        """Where each tensor of the checkpoint lies; written only while the engine is ``still``."""
+        return self._model.places
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """In the block nothing is computed; whatever was, or waits, is forgotten before it."""
+        entered: Future[None] = Future()
+        resume = threading.Event()
+
+        def wait(batcher: Batcher) -> None:
+            if entered.set_running_or_notify_cancel():  # else whoever asked has given up
+                batcher.start_anew("the sampler's weights were replaced; send the request again")
+                entered.set_result(None)
+                resume.wait()
+
+        try:
+            self._mailbox.put(wait)
+            await asyncio.wrap_future(entered)
+            yield
+        finally:
+            resume.set()
 
     def abort(self, request_id: str) -> None:
         """End the tasks of a request after the pass that is running."""

@@ -1,7 +1,8 @@
 """Models that were trained whole: each an engine of its own beside the base model's.
 
-Weights come as files of a checkpoint. They are laid into a folder with the base model's tokenizer,
-loaded from there as any model is, and the folder is removed.
+The newest version of a model comes by its lineage into an engine that follows it. Any other comes
+as files of a checkpoint: they are laid into a folder with the base model's tokenizer, loaded from
+there as any model is, and the folder is removed.
 """
 
 from __future__ import annotations
@@ -10,37 +11,70 @@ import asyncio
 import os
 import shutil
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from tinsmith import model_files, whole
-from tinsmith.errors import NotSupported, ServerError, StartupError
+from tinsmith.errors import (
+    BrokerUnavailable,
+    NotSupported,
+    ServerError,
+    StartupError,
+    VersionUnmet,
+)
+from tinsmith_sampler.following import Follower
 from tinsmith_sampler.residency import Residency
-from tinsmith_sampler.torch_engine import TorchEngine
+from tinsmith_sampler.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from tinsmith.bus import Bus
     from tinsmith.messages.base import BlobRef
     from tinsmith.messages.sampling import AdapterRef
-    from tinsmith_sampler.engine import Generated, Row, Scored, Scoring
+    from tinsmith.messages.weights import PublishedVersion
     from tinsmith_sampler.model import TorchOptions
 
+log = structlog.get_logger(__name__)
+
+_LINEAGE = "lineage "  # then its id: what an engine that follows it is called
 _PREFIX = "whole-"  # then the process that loads from the folder
 
 
-class WholeEngine(TorchEngine):
-    """An engine whose model itself is what a request names as its adapter."""
+class Lineages:
+    """How engines follow lineages: over which bus, called what, telling which figures."""
 
-    async def generate(self, row: Row) -> Generated:
-        """Draw one continuation."""
-        return await super().generate(replace(row, adapter=None))
+    def __init__(self, bus: Bus, replica: str, figures: dict[str, float]) -> None:
+        """``bus`` is one of its own: chunks would delay everything else on their connection."""
+        self._bus = bus
+        self._replica = replica
+        self._figures = figures
+        self._unmet: dict[str, int] = {}  # versions that were not reached
 
-    async def score(self, scoring: Scoring) -> Scored:
-        """Score a prompt."""
-        return await super().score(replace(scoring, adapter=None))
+    async def follower(self, options: TorchOptions, lineage_id: str) -> Follower:
+        """An engine that will follow a lineage."""
+        return Follower(
+            self._bus, options, lineage_id, replica=self._replica, figures=self._figures
+        )
+
+    def give_up(self, version: PublishedVersion) -> None:
+        """It was waited for in vain: only for a newer one is the lineage followed again."""
+        self._unmet[version.lineage_id] = version.version
+
+    async def is_newest(self, version: PublishedVersion) -> bool:
+        """Whether it is worth following the lineage for this version."""
+        if version.version <= self._unmet.get(version.lineage_id, 0):
+            return False
+        try:
+            head = await self._bus.lineages.head(version.lineage_id)
+        except BrokerUnavailable:
+            return False
+        return head is None or head.version <= version.version  # it may lag
 
 
 class WholeModels:
@@ -53,16 +87,20 @@ class WholeModels:
         *,
         limit: int,
         folder: Path | None = None,
+        lineages: Lineages | None = None,
     ) -> None:
         """``options`` are the base model's; ``limit`` 0: none are served.
 
         Files lie in ``folder`` while they are loaded, or where the system has its temporary files.
+        Without ``lineages`` all weights come as files.
         """
         self._options = options
         self._get = get
         self._limit = limit
         self._folder = folder if folder is not None and folder.is_dir() else None
+        self._lineages = lineages
         self._engines: dict[str, WholeEngine] = {}
+        self._followers: dict[str, Follower] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._residency = Residency(self, max(1, limit))
@@ -82,12 +120,56 @@ class WholeModels:
                 "model_path: these weights are a model of their own, trained whole, and this "
                 "sampler serves adapters alone; set full = true in the model's [[models]] entry"
             )
-        async with self._residency.hold(ref.version, lambda: self._laid_out(ref)):
-            yield self._engines[ref.version]
+        async with AsyncExitStack() as held:
+            yield await self._followed(ref, held) or await self._loaded(ref, held)
 
-    async def load_adapter(self, version: str, files: Path) -> None:
-        """Start an engine on a model's folder, which is removed."""
+    async def _loaded(self, ref: AdapterRef, held: AsyncExitStack) -> WholeEngine:
+        """An engine on the checkpoint's files."""
+        await held.enter_async_context(
+            self._residency.hold(ref.version, lambda: self._laid_out(ref))
+        )
+        return self._engines[ref.version]
+
+    async def _followed(self, ref: AdapterRef, held: AsyncExitStack) -> WholeEngine | None:
+        """The engine that follows the lineage, if this is the version that it serves."""
+        version, lineages = ref.published, self._lineages
+        if version is None or lineages is None or ref.version in self._engines:
+            return None
+        key = f"{_LINEAGE}{version.lineage_id}"
+        if key not in self._followers and not await lineages.is_newest(version):
+            return None
+        async with AsyncExitStack() as trial:
+            new = partial(lineages.follower, self._options, version.lineage_id)
+            await trial.enter_async_context(self._residency.hold(key, new))
+            try:
+                engine = await trial.enter_async_context(self._followers[key].hold(version))
+            except VersionUnmet as exc:
+                log.info("version loaded from files", reason=str(exc))
+                lineages.give_up(version)
+                return None
+            await held.enter_async_context(trial.pop_all())
+            return engine
+
+    async def load_adapter(self, version: str, files: Path | Follower) -> None:
+        """Start an engine on a model's folder, which is removed, or one that follows a lineage."""
+        if isinstance(files, Follower):
+            await self._start(version, files)
+            self._followers[version] = files
+            return
         engine = WholeEngine(replace(self._options, model_path=str(files), quantization="none"))
+        try:
+            await self._start(version, engine)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, files, ignore_errors=True)
+        self._engines[version] = engine
+
+    async def unload_adapter(self, version: str) -> None:
+        """End an engine that nobody uses."""
+        engine = self._followers.pop(version, None) or self._engines.pop(version)
+        await engine.close()
+        await self._watching.pop(version)
+
+    async def _start(self, version: str, engine: WholeEngine | Follower) -> None:
         try:
             await engine.start()
         except StartupError as exc:
@@ -95,16 +177,8 @@ class WholeModels:
                 f"weights {version}: a model that was trained whole cannot be loaded beside the "
                 f"base model: {exc}"
             ) from exc
-        finally:
-            await asyncio.to_thread(shutil.rmtree, files, ignore_errors=True)
-        self._engines[version] = engine
         name = f"whole model {version}"
         self._watching[version] = asyncio.create_task(self._watch(engine), name=name)
-
-    async def unload_adapter(self, version: str) -> None:
-        """End an engine that nobody uses."""
-        await self._engines.pop(version).close()
-        await self._watching.pop(version)
 
     async def wait_failed(self) -> None:
         """Does not return; raises ServerError when one of the engines has died."""
@@ -112,10 +186,10 @@ class WholeModels:
 
     async def close(self) -> None:
         """End all engines."""
-        for version in list(self._engines):
+        for version in [*self._engines, *self._followers]:
             await self.unload_adapter(version)
 
-    async def _watch(self, engine: WholeEngine) -> None:
+    async def _watch(self, engine: WholeEngine | Follower) -> None:
         try:
             await engine.wait_ended()
         except ServerError as exc:

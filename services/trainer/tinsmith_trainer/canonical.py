@@ -43,7 +43,9 @@ def root(snapshot: Snapshot) -> str:
 def size_bytes(snapshot: Snapshot) -> int:
     """Of all tensors."""
     dtypes = _dtypes(snapshot)
-    return sum(part.size * (4 if dtypes[part.name] == "float32" else 2) for part in snapshot.layout.parts)
+    return sum(
+        part.size * (4 if dtypes[part.name] == "float32" else 2) for part in snapshot.layout.parts
+    )
 
 
 def _dtypes(snapshot: Snapshot) -> Mapping[str, str]:

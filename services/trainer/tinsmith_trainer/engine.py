@@ -22,19 +22,22 @@ from tinsmith.messages.ops import (
 from tinsmith_trainer import datums, losses, optim
 from tinsmith_trainer.checkpointing import checkpoint_layers
 from tinsmith_trainer.forms import form_of
-from tinsmith_trainer.parts import is_joint
+from tinsmith_trainer.parts import NEW, is_joint
 from tinsmith_trainer.room import Room
 from tinsmith_trainer.scoring import Scoring
+from tinsmith_trainer.shares import Alone
 from tinsmith_trainer.state import StateView
 from tinsmith_trainer.trainable import Snapshot, Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from tinsmith.messages.ops import Frame, LoraShape, OpResult, OptimizerFamily
+    from tinsmith.messages.ops import LoraShape, OpResult, OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
-    from tinsmith_trainer.parts import Made, Outcome, Part
+    from tinsmith_trainer.loss import Loss
+    from tinsmith_trainer.parts import Made, Outcome, Part, Past
+    from tinsmith_trainer.shares import Team
     from tinsmith_trainer.trainable import Trainable
 
 __all__ = ["EngineOp", "Snapshot", "TrainingEngine"]
@@ -47,13 +50,20 @@ class TrainingEngine:
     """The tenants of one base model: many adapters, or the one that trains all of it."""
 
     def __init__(
-        self, base: BaseModel, *, microbatch_tokens: int = 4096, checkpointing: bool = False
+        self,
+        base: BaseModel,
+        *,
+        microbatch_tokens: int = 4096,
+        checkpointing: bool = False,
+        team: Team | None = None,
     ) -> None:
         """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass.
 
         With ``checkpointing`` layers keep only their inputs for the backward pass, and compute the
-        rest once more: the same bits with less memory, in more time.
+        rest once more: the same bits with less memory, in more time. With a ``team`` all of its
+        ranks must carry out the same operations in the same order.
         """
+        self._team = team or Alone()
         self.info: BaseModelInfo = base.info
         self.microbatch_tokens = microbatch_tokens
         self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
@@ -68,16 +78,16 @@ class TrainingEngine:
         """The ids of the models that exist here."""
         return tuple(self._adapters)
 
-    def apply(self, model_id: str, op: EngineOp, frames: Sequence[Frame | None] = ()) -> OpResult:
+    def apply(self, model_id: str, op: EngineOp, past: Past = NEW) -> OpResult:
         """Carry out one op; ``CreateModel`` makes a fresh tenant, whatever its checkpoint.
 
-        ``frames`` are those of the passes of an op that is repeated.
+        ``past`` is that of an op that is repeated.
         """
         match op:
             case CreateModel():
                 return self.create(model_id, op.lora, op.optimizer)
             case ForwardBackward():
-                return self.forward_backward(model_id, op, frames)
+                return self.forward_backward(model_id, op, past)
             case OptimStep():
                 return self.optim_step(model_id, op)
 
@@ -105,10 +115,9 @@ class TrainingEngine:
         the model has, or for a new one ``optimizer``.
         """
         old = self._adapters.get(model_id) if model_id in self._adapters else None
-        snapshot = self._form.from_files(
-            files,
-            with_optimizer=with_optimizer,
-            optimizer=optimizer if old is None else old.optimizer.family,
+        family = optimizer if old is None else old.optimizer.family
+        snapshot = self._team.agreed(
+            lambda: self._form.from_files(files, with_optimizer=with_optimizer, optimizer=family)
         )
         if old is not None:
             _check_same_kind(old, snapshot)
@@ -116,10 +125,10 @@ class TrainingEngine:
         return CreateModelDone(model_id=model_id, lora=snapshot.lora)
 
     def forward_backward(
-        self, model_id: str, op: ForwardBackward, frames: Sequence[Frame | None] = ()
+        self, model_id: str, op: ForwardBackward, past: Past = NEW
     ) -> ForwardBackwardDone:
         """``passes`` from the first to the last."""
-        passes = self.passes(model_id, op, frames)
+        passes = self.passes(model_id, op, past)
         while True:
             try:
                 next(passes)
@@ -128,7 +137,7 @@ class TrainingEngine:
                 return done
 
     def passes(
-        self, model_id: str, op: ForwardBackward, frames: Sequence[Frame | None] = ()
+        self, model_id: str, op: ForwardBackward, past: Past = NEW
     ) -> Generator[Part, Made | None, ForwardBackwardDone]:
         """Score the datums and, unless ``forward_only``, add up their gradient.
 
@@ -143,11 +152,10 @@ class TrainingEngine:
         """
         tenant, with_gradient = self._adapters.get(model_id), not op.forward_only
         loss, settings = losses.chosen(op.loss_fn, op.loss_config)
-        examples = datums.parse(op.data, loss, settings, self._limits)
-        self._check_room(examples, with_gradient=with_gradient)
-        scoring = Scoring(tenant, examples, loss, settings, with_gradient, frames)
-        with tenant.collecting() if with_gradient else nullcontext():
-            return (yield from scoring.passes(self.microbatch_tokens, self._alone))
+        examples = self._team.agreed(lambda: self._examples(op, loss, settings))
+        scoring = Scoring(tenant, examples, loss, settings, with_gradient, past, self._team)
+        with tenant.collecting() if with_gradient else nullcontext() as gradient:
+            return (yield from scoring.passes(self.microbatch_tokens, self._alone, gradient))
 
     def can_join(self, parts: Sequence[Part]) -> bool:
         """Whether ``together`` may make one pass of these, which are of different models."""
@@ -203,16 +211,23 @@ class TrainingEngine:
         """Whether a step would find anything to do."""
         return model_id in self._adapters and self._adapters.get(model_id).gradient is not None
 
-    def _check_room(self, examples: list[Example], *, with_gradient: bool) -> None:
+    def _examples(
+        self, op: ForwardBackward, loss: Loss, settings: Mapping[str, float]
+    ) -> list[Example]:
         """Raises NoRoom for a datum whose pass, which cannot be split, is larger than memory."""
+        examples = datums.parse(op.data, loss, settings, self._limits)
         for index, example in enumerate(examples):
             if len(example) > self.microbatch_tokens:  # there is room for those, or no start
-                self._room.check(f"data[{index}]", len(example), with_gradient=with_gradient)
+                self._room.check(f"data[{index}]", len(example), with_gradient=not op.forward_only)
+        return examples
 
     def drop(self, model_id: str) -> None:
         """Forget the model; nothing happens when there is none."""
         if (tenant := self._adapters.drop(model_id)) is not None:
             self._form.let_go(tenant)
+
+    def close(self) -> None:
+        """Nothing more will be asked of it."""
 
 
 def _check_same_kind(old: Trainable, snapshot: Snapshot) -> None:

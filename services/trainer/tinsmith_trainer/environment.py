@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.base_model import BaseModel
 
 
-def describe(base: BaseModel, *, microbatch_tokens: int) -> dict[str, str]:
+def describe(base: BaseModel, *, microbatch_tokens: int, ranks: int = 1) -> dict[str, str]:
     """The environment as it is now; call it after the number of threads was set."""
     dtype = str(next(base.model.parameters()).dtype).removeprefix("torch.")
     return {
@@ -34,6 +34,7 @@ def describe(base: BaseModel, *, microbatch_tokens: int) -> dict[str, str]:
         "base_model": base.info.name,
         "base_blake3": base_blake3(base),
         "microbatch_tokens": str(microbatch_tokens),
+        "ranks": str(ranks),
     }
 
 

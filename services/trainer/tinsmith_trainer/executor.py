@@ -13,6 +13,7 @@ from tinsmith.messages.checkpoints import GetCheckpoint
 from tinsmith.messages.failures import to_failed
 from tinsmith_trainer import saves
 from tinsmith_trainer.checkpoint_files import to_files
+from tinsmith_trainer.parts import NEW
 from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.weights import PublishedVersion
     from tinsmith_trainer.compute import Compute
     from tinsmith_trainer.engine import Snapshot, TrainingEngine
+    from tinsmith_trainer.parts import Past
     from tinsmith_trainer.publishing import Publishing
 
 RETRY_PAUSE_S = 0.5
@@ -84,10 +86,8 @@ class Executor:
         self._publishing = publishing
         self._digests: dict[str, asyncio.Future[str]] = {}  # of each model's present state
 
-    async def execute(
-        self, op: ops.Op, log: BoundLogger, frames: tuple[ops.Frame | None, ...] = ()
-    ) -> Outcome:
-        """Change the model's state as ``op`` says; with the ``frames`` of one that is repeated.
+    async def execute(self, op: ops.Op, log: BoundLogger, past: Past = NEW) -> Outcome:
+        """Change the model's state as ``op`` says; with the ``past`` of one that is repeated.
 
         Returns as soon as the next op of the model may run; the outcome may come later: a save
         is written, and a new state digested, while training goes on.
@@ -99,7 +99,7 @@ class Executor:
                 name = f"save {op.model_id}:{op.seq}"
                 return Outcome(asyncio.create_task(saving, name=name), _settled(""))
             if not isinstance(op.body, MutatingOp):
-                return Outcome.of(await self._outcome(self._apply(op, frames), log))
+                return Outcome.of(await self._outcome(self._apply(op, past), log))
             if is_change := self._is_change(op):
                 await self._compute.readings.ended(op.model_id)
             result = await self._outcome(self._apply(op), log)
@@ -172,7 +172,7 @@ class Executor:
         """The digest of the model's present state."""
         return await self._digest(model_id)
 
-    async def _apply(self, op: ops.Op, frames: tuple[ops.Frame | None, ...] = ()) -> ops.OpResult:
+    async def _apply(self, op: ops.Op, past: Past = NEW) -> ops.OpResult:
         model_id, body = op.model_id, op.body
         match body:
             case ops.CreateModel(checkpoint=str(checkpoint)):
@@ -185,7 +185,7 @@ class Executor:
                 )
                 return ops.CreateModelDone(model_id=model_id, lora=done.lora, parts=parts)
             case ops.ForwardBackward():
-                passes = self._engine.passes(model_id, body, frames)
+                passes = self._engine.passes(model_id, body, past)
                 return await self._compute.run_passes(model_id, passes)
             case ops.CreateModel() | ops.OptimStep():
                 return await self._compute.run(model_id, lambda: self._engine.apply(model_id, body))
@@ -234,6 +234,11 @@ class Executor:
         """
         if self._publishing is not None and await self._publishing.has_lineage(model_id):
             await self._publishing.take_over(model_id, await self.snapshot(model_id))
+
+    async def end_lineage(self, model_id: str) -> None:
+        """Nothing more will be published of the model."""
+        if self._publishing is not None:
+            await self._publishing.end(model_id)
 
     async def _commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
         """Ask the checkpointer, again while it may be restarting: commits are idempotent."""

@@ -173,6 +173,12 @@ class _Factors(NamedTuple):
         return A, self.B_EOR.permute(1, 2, 0).reshape(self.B_EOR.shape[1], -1)
 
 
+def factors_by_expert(A: Tensor, B: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """PEFT's layout of both factors as A [E, r, I] and B [E, O, r]."""
+    factors = _Factors.of(A, B, experts, A.dtype)
+    return factors.A_ERI, factors.B_EOR
+
+
 def _spans(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
     """The rows of each expert that has any."""
     for e, (start, end) in enumerate(pairwise(accumulate(counts, initial=0))):

@@ -11,16 +11,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tinsmith.errors import InvalidRequest
-from tinsmith.messages.ops import Frame
+from tinsmith.messages.ops import ForwardBackwardDone, Frame
 from tinsmith_trainer import packing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tinsmith.messages.ops import OpResult
     from tinsmith_trainer.datums import Example
     from tinsmith_trainer.loss import Loss
     from tinsmith_trainer.microbatch import Scored
     from tinsmith_trainer.trainable import Trainable
+
+
+class Past(NamedTuple):
+    """How the passes of an op that is repeated were made; the default for one that has no past."""
+
+    frames: tuple[Frame | None, ...] = ()
+    """Of each pass."""
+    ranks: int | None = None
+    """By how many."""
+
+    @classmethod
+    def of(cls, result: OpResult) -> Past:
+        """What an op that ended as ``result`` is repeated with."""
+        if not isinstance(result, ForwardBackwardDone):
+            return NEW
+        return cls(result.frames, result.ranks)
+
+
+NEW = Past()
 
 
 class Part(NamedTuple):

@@ -21,7 +21,6 @@ from tinsmith_trainer import canonical
 from tinsmith_trainer.whole_model import check_room
 
 if TYPE_CHECKING:
-
     from tinsmith.bus import Bus
     from tinsmith.weights.publisher import Published
     from tinsmith_trainer.trainable import Snapshot
@@ -34,12 +33,19 @@ POLICY = Policy(full_below_bytes=0)
 RETRY_PAUSE_S = 0.5
 UPKEEP_S = 2.0
 
+_ALL = 2**62  # a stream sequence that is never reached
+
 
 class Publishing:
     """Publishes what is saved for samplers; one publisher for each model."""
 
-    def __init__(self, bus: Bus, publisher_id: str, *, patience_s: float) -> None:
-        """``bus`` is one of its own: chunks would delay everything else on their connection."""
+    def __init__(
+        self, bus: Bus, publisher_id: str, figures: dict[str, float], *, patience_s: float
+    ) -> None:
+        """``bus`` is one of its own: chunks would delay everything else on their connection.
+
+        ``figures`` are those of the liveness ping; the newest version's are kept there.
+        """
         self._bus = bus
         self._publisher_id = publisher_id
         self._patience_s = patience_s
@@ -47,8 +53,7 @@ class Publishing:
         self._turns: dict[str, asyncio.Lock] = {}
         self._due: set[str] = set()
         self._roll = Roll()
-        self.figures: dict[str, float] = {}
-        """Of the newest version, for the liveness ping."""
+        self._figures = figures
 
     async def run(self) -> None:
         """Hear of receivers, and keep up what is stored beside the deltas, until cancelled."""
@@ -76,8 +81,12 @@ class Publishing:
             BrokerUnavailable: it may have been taken or not.
             Fenced: the model has another owner again.
         """
-        publisher = await self._publisher(model_id, snapshot)
-        log.info("lineage taken", lineage=model_id, epoch=publisher.epoch)
+        try:
+            publisher = await self._publisher(model_id, snapshot)
+        except (NoRoom, StorageFull) as exc:  # the log fences, and nothing is published for now
+            log.warning("lineage not taken", lineage=model_id, error=str(exc))
+        else:
+            log.info("lineage taken", lineage=model_id, epoch=publisher.epoch)
 
     async def publish(self, model_id: str, snapshot: Snapshot) -> PublishedVersion | None:
         """Make ``snapshot`` the newest version; None if it cannot be published for now.
@@ -101,6 +110,15 @@ class Publishing:
                     return None
             await asyncio.sleep(RETRY_PAUSE_S)
 
+    async def end(self, model_id: str) -> None:
+        """Free what the lineage takes; who still asks for its versions has the files."""
+        if self._publishers.pop(model_id, None) is None:
+            return
+        try:
+            await self._bus.lineages.chunks.forget(model_id, before=_ALL)
+        except BrokerUnavailable as exc:  # it only takes room
+            log.warning("lineage not freed", lineage=model_id, error=str(exc))
+
     def forget(self, model_id: str) -> None:
         """The model is not here any more."""
         self._publishers.pop(model_id, None)
@@ -113,9 +131,7 @@ class Publishing:
         published = await publisher.publish(bits, step=snapshot.step)
         self._due.add(model_id)
         self._tell(model_id, published, sum(one.size for one in bits.values()))
-        return PublishedVersion(
-            lineage_id=model_id, version=published.version, root=published.root
-        )
+        return PublishedVersion(lineage_id=model_id, version=published.version, root=published.root)
 
     async def _publisher(self, model_id: str, snapshot: Snapshot) -> Publisher:
         if (known := self._publishers.get(model_id)) is not None:
@@ -154,17 +170,13 @@ class Publishing:
             log.warning("lineage not kept up", lineage=model_id, error=str(exc))
 
     def _tell(self, model_id: str, published: Published, elements: int) -> None:
-        self.figures = {
+        figures = {
             "weights_version": float(published.version),
             "weights_bytes": float(published.size),
             "weights_density": round(published.changed / max(elements, 1), 6),
             "weights_encode_ms": round(published.encode_ms, 1),
             "weights_publish_ms": round(published.publish_ms, 1),
         }
-        log.info(
-            "version published",
-            lineage=model_id,
-            root=published.root,
-            form=published.form,
-            **self.figures,
-        )
+        self._figures |= figures
+        told = {"lineage": model_id, "root": published.root, "form": published.form}
+        log.info("version published", **told, **figures)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.base import BlobRef
     from tinsmith.sealing import Seal
     from tinsmith_trainer.executor import Executor
+    from tinsmith_trainer.parts import Past
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ class _Waited:
     executor: Executor
     logger: BoundLogger
 
-    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
-        return await (await self.executor.execute(op, self.logger, frames)).result
+    async def execute(self, op: ops.Op, past: Past) -> ops.OpResult:
+        return await (await self.executor.execute(op, self.logger, past)).result
 
     async def restore(
         self,

@@ -17,6 +17,7 @@ from tinsmith.logbook.differences import Difference
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_failed
+from tinsmith_trainer.parts import Past
 
 if TYPE_CHECKING:
     from tinsmith.messages.base import BlobRef
@@ -30,10 +31,10 @@ Saved = ops.SaveWeightsDone | ops.SaveWeightsForSamplerDone | ops.SaveWeightsExt
 class Machine(Protocol):
     """What carries out ops."""
 
-    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
+    async def execute(self, op: ops.Op, past: Past) -> ops.OpResult:
         """Create, forward-backward or step; an error of the op is its result.
 
-        ``frames`` are those that the passes had, if they had other models' rows too.
+        ``past`` tells how its passes were made.
         """
 
     async def restore(
@@ -119,8 +120,7 @@ async def repeat(machine: Machine, op: ops.Op, result: ops.OpResult) -> ops.OpRe
         case ops.Refused(reason=reason), _:
             return reason
         case ((ops.CreateModel(checkpoint=None) | ops.ForwardBackward() | ops.OptimStep()), _):
-            frames = result.frames if isinstance(result, ops.ForwardBackwardDone) else ()
-            return await machine.execute(op, frames)
+            return await machine.execute(op, Past.of(result))
         case body, _:
             msg = f"a {type(body).__name__} is never answered so"
             return Failed(category="unknown", message=msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +11,13 @@ from tinsmith.errors import InvalidRequest
 from tinsmith.messages.base import Tensor
 from tinsmith.messages.ops import ForwardBackwardDone
 from tinsmith_trainer import custom_loss, mismatch, packing
-from tinsmith_trainer.parts import Part, check_frame
+from tinsmith_trainer.parts import NEW, Part, Past, check_frame
+from tinsmith_trainer.shares import Alone, Sums, Team, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from torch import Tensor as Floats
 
     from tinsmith.messages.ops import Frame
     from tinsmith_trainer.datums import Example
@@ -33,30 +36,50 @@ class Scoring:
     loss: Loss
     settings: Mapping[str, float]
     with_gradient: bool
-    frames: Sequence[Frame | None] = ()
-    """Of each pass, for a request that is repeated; empty for one that has no past."""
+    past: Past = NEW
+    team: Team = field(default_factory=Alone)
 
     def passes(
-        self, token_budget: int, alone: Callable[[Part], Made]
+        self, token_budget: int, alone: Callable[[Part], Made], gradient: Floats | None
     ) -> Generator[Part, Made | None, ForwardBackwardDone]:
         """Yields what each pass is made of, and takes what came of it.
 
-        Where that is None the pass is made by ``alone``. Results are in the order of the datums.
+        Where that is None the pass is made by ``alone``, which adds to ``gradient`` if there is
+        one. With several ranks it is the first of those that they make at once that is yielded.
+        Results are in the order of the datums.
         """
         results: dict[int, Scored] = {}
         plan = packing.plan([len(example) for example in self.examples], token_budget)
-        frames: list[Frame | None] = []
-        for part, batch in zip(self._parts(plan, token_budget), plan, strict=True):
-            made = (yield part) or alone(part)
-            results.update(zip(batch, made.scored, strict=True))
-            frames.append(made.frame)
+        frames: dict[int, Frame | None] = {}
+        parts = self._parts(plan, token_budget)
+        shares = self.past.ranks or self.team.size
+        at_once = shares == self.team.size
+        sums = Sums(gradient, self.team, at_once=at_once)
+        for share in rounds(len(plan), shares, at_once=at_once):
+            for indices in share:
+                chosen = [parts[index] for index in indices]
+                sent = yield chosen[0]
+                made = [sent] if sent else self._made(chosen, alone, at_once=at_once)
+                for index, one in zip(indices, made, strict=True):
+                    results.update(zip(plan[index], one.scored, strict=True))
+                    frames[index] = one.frame
+            sums.end_share()
+        sums.end()
         ordered = [_finite(results[index], index) for index in range(len(self.examples))]
         figures = mismatch.figures(self.loss, self.examples, ordered)
         figures |= custom_loss.figures(self.loss, self.examples, ordered)
-        return _done(ordered, plan, figures, tuple(frames) if any(frames) else ())
+        in_order = tuple(frames[index] for index in range(len(plan)))
+        return _done(ordered, plan, figures, in_order if any(in_order) else (), shares)
+
+    def _made(
+        self, parts: Sequence[Part], alone: Callable[[Part], Made], *, at_once: bool
+    ) -> list[Made]:
+        if at_once:
+            return self.team.made(parts, alone)
+        return [self.team.agreed(lambda: alone(part)) for part in parts]  # noqa: B023 - called here
 
     def _parts(self, plan: Sequence[packing.MicroBatch], token_budget: int) -> list[Part]:
-        known = tuple(self.frames) or (None,) * len(plan)
+        known = self.past.frames or (None,) * len(plan)
         if len(known) != len(plan):
             raise InvalidRequest(
                 f"frames: {len(known)}, for {len(plan)} passes of this request; the log is "
@@ -88,6 +111,7 @@ def _done(
     plan: tuple[packing.MicroBatch, ...],
     figures: Mapping[str, float],
     frames: tuple[Frame | None, ...],
+    ranks: int,
 ) -> ForwardBackwardDone:
     """Metric keys must hold exactly one colon: ``name:reduction over chunks``."""
     loss = sum(float(scored.values.sum(dtype=np.float64)) for scored in results)
@@ -97,6 +121,7 @@ def _done(
         metrics={"loss:sum": loss + 0.0, "tokens:sum": float(tokens), **figures},
         passes=plan,
         frames=frames,
+        ranks=ranks,
     )
 
 

@@ -6,17 +6,18 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from tinsmith import ids, model_files, whole
+from tinsmith import ids, whole
 from tinsmith.bus import Bus
-from tinsmith.cores import threads
-from tinsmith.errors import BrokerUnavailable, Fenced, Forgotten
+from tinsmith.errors import BrokerUnavailable, ConfigError, Fenced, Forgotten
 from tinsmith.messages import table
 from tinsmith.messages.registry import ServedModel
 from tinsmith.service import run_service
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.crew import Crew
 from tinsmith_trainer.executor import Executor
 from tinsmith_trainer.holdings import Holdings
+from tinsmith_trainer.loading import load
 from tinsmith_trainer.ownership import OwnedModel
 from tinsmith_trainer.patience import Patience, PatientWriter
 from tinsmith_trainer.recovery import Recovery
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from tinsmith_trainer.publishing import Publishing
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
-MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
 
 
 class Trainer:
@@ -197,11 +197,27 @@ async def serve(context: ServiceContext) -> None:
     """Load the base model, announce it, train until ``context.stopping``."""
     config = context.config.section(TrainerConfig)
     model = context.config.model(config.model)
-    engine, environment = await asyncio.to_thread(_load, model, config)
-    is_mixed = config.mixing == "mixed" or (
-        config.mixing == "auto" and not environment["device"].startswith("cpu")
-    )
-    compute = Compute(engine if is_mixed else None)
+    if config.ranks == 1:
+        await _serve(context, *await asyncio.to_thread(load, model, config))
+        return
+    if config.mixing == "mixed":
+        raise ConfigError(
+            f"trainer.mixing: passes of {config.ranks} ranks are one model's each; set it to "
+            '"auto" or "exact", or trainer.ranks to 1'
+        )
+    with Crew(model, config, context.config.logs) as crew:
+        engine, environment = await asyncio.to_thread(load, model, config, crew.seat)
+        crew.ready()
+        await _serve(context, engine, environment)
+        await asyncio.to_thread(crew.dismiss, engine)
+
+
+async def _serve(
+    context: ServiceContext, engine: TrainingEngine, environment: dict[str, str]
+) -> None:
+    config = context.config.section(TrainerConfig)
+    model = context.config.model(config.model)
+    compute = Compute(engine if _is_mixed(config, environment) else None)
     async with _publishing(context, model, config) as publishing:
         executor = Executor(
             engine,
@@ -225,6 +241,12 @@ async def serve(context: ServiceContext) -> None:
     compute.close()
 
 
+def _is_mixed(config: TrainerConfig, environment: dict[str, str]) -> bool:
+    if config.mixing == "auto":
+        return config.ranks == 1 and not environment["device"].startswith("cpu")
+    return config.mixing == "mixed"
+
+
 @asynccontextmanager
 async def _publishing(
     context: ServiceContext, model: ModelConfig, config: TrainerConfig
@@ -246,34 +268,6 @@ async def _publishing(
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-
-
-def _load(model: ModelConfig, config: TrainerConfig) -> tuple[TrainingEngine, dict[str, str]]:
-    """Imports torch, so it runs on a thread: the event loop answers the broker meanwhile."""
-    from tinsmith_trainer import base_model
-
-    model_files.find(model.source)  # what is wrong with it is said before torch is imported
-    import torch
-
-    from tinsmith_trainer.engine import TrainingEngine
-    from tinsmith_trainer.environment import describe
-
-    torch.set_num_threads(threads(config.threads))
-    device = base_model.find_device(config.device)
-    tokens = config.microbatch_tokens or MICROBATCH_TOKENS[device.type]
-    base = base_model.load(
-        model.source,
-        name=model.name,
-        dtype=model.dtype,
-        quantization=model.quantization,
-        device=config.device,
-        context_length=model.context_length,
-        tokenizer_id=model.tokenizer,
-        pass_tokens=tokens,
-    )
-    environment = describe(base, microbatch_tokens=tokens)
-    engine = TrainingEngine(base, microbatch_tokens=tokens, checkpointing=config.checkpointing)
-    return engine, environment
 
 
 async def _announce(context: ServiceContext, engine: TrainingEngine) -> None:

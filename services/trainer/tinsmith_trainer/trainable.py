@@ -65,15 +65,15 @@ class Trainable(ABC):
         """Let backward passes in the block add to ``gradient``, float32 [layout.size]."""
 
     @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Collect gradients in the block and add them up at its end.
+    def collecting(self) -> Iterator[Tensor]:
+        """Collect gradients in the block, in what it is given, and add them up at its end.
 
         A block that fails leaves the accumulated gradient as it was. Whether the sum is one that
         a step can use is decided by the step.
         """
         fresh = torch.zeros_like(self.weights)
         with self.adding_to(fresh):
-            yield
+            yield fresh
         if self.gradient is not None:
             fresh += self.gradient
         self.gradient = fresh

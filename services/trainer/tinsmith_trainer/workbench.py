@@ -22,7 +22,7 @@ from tinsmith_trainer.checkpoint_files import refs, to_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.engine import EngineOp, TrainingEngine
 from tinsmith_trainer.environment import describe
-from tinsmith_trainer.service import MICROBATCH_TOKENS
+from tinsmith_trainer.loading import MICROBATCH_TOKENS
 from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tinsmith.messages import ops
     from tinsmith.messages.base import BlobRef
     from tinsmith_trainer.base_model import DeviceName
+    from tinsmith_trainer.parts import Past
 
 R = TypeVar("R")
 
@@ -40,6 +41,9 @@ Environment = dict[str, str]
 
 _TAKEN = ("base_model", "base_blake3", "dtype", "threads", "microbatch_tokens")
 """Keys of an environment that are taken from the log, or must be as it says."""
+
+_OF_OPS = ("ranks",)
+"""Keys that do not matter here, as each op tells for itself."""
 
 
 class Workbench:
@@ -68,11 +72,11 @@ class Workbench:
             _number(environment, "microbatch_tokens") or self._engine.microbatch_tokens
         )
 
-    async def execute(self, op: ops.Op, frames: tuple[ops.Frame | None, ...]) -> ops.OpResult:
+    async def execute(self, op: ops.Op, past: Past) -> ops.OpResult:
         """Create, forward-backward or step; a mistake in the op is its result."""
         body = cast("EngineOp", op.body)
         try:
-            return await self._run(lambda: self._engine.apply(op.model_id, body, frames))
+            return await self._run(lambda: self._engine.apply(op.model_id, body, past))
         except UserError as exc:
             return to_failed(exc)
 
@@ -169,7 +173,7 @@ def departures(environments: Sequence[Environment], ours: Environment) -> tuple[
         found += [
             f"{key}: {told[key]} in the log, {ours[key]} here; the last bits may differ"
             for key in sorted(told.keys() & ours.keys())
-            if key not in _TAKEN and told[key] != ours[key]
+            if key not in (*_TAKEN, *_OF_OPS) and told[key] != ours[key]
         ]
         if unsaid := [key for key in _TAKEN if key not in told]:
             found.append(f"the log does not say {', '.join(unsaid)}; taken from the configuration")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import time
+from datetime import datetime
 
 import pytest
 from tests.unit.gateway.test_checkpoints import url
@@ -101,3 +102,87 @@ async def test_a_trace_has_what_was_done_in_the_session(rig):
     assert answer["status"] == "ready"
     assert [(e["name"], e["tid"]) for e in events if e["ph"] == "i"] == [("op", op.model_id)]
     assert (await rig.get(f"sessions/{session}/trace_export", key=OTHER)).status == 404
+
+
+EXTERNAL = {"adapter_model.safetensors.age": bytes(range(256)) * 9000, "adapter_config.json": b"{}"}
+
+
+@pytest.fixture
+async def external(rig, replace):
+    """Weights for other tools."""
+    path = await rig.checkpoint(await rig.model(), "external_weights")
+    table, key = rig.bus.table(CHECKPOINTS), ids.checkpoint_key(ids.parse_path(path))
+    parts = {name: await rig.bus.blobs.put(data) for name, data in EXTERNAL.items()}
+    await table.put(key, replace(await table.get(key), parts=parts))
+    return path
+
+
+async def links(rig, path):
+    answer = await rig.call("GET", url(path, "/external_weights_urls"))
+    assert answer.status == 200, answer.raw
+    return {name: link.removeprefix(rig.url) for name, link in answer.json["urls"].items()}
+
+
+async def test_every_file_has_a_link_that_needs_no_key(rig, external):
+    found = {name: await fetch(rig, link) for name, link in (await links(rig, external)).items()}
+
+    assert {name: answer.raw for name, answer in found.items()} == EXTERNAL
+    for answer in found.values():
+        assert answer.headers["Content-Length"] == str(len(answer.raw))
+
+
+async def test_a_download_is_taken_up_where_it_broke_off(rig, external):
+    name = "adapter_model.safetensors.age"
+    address = (await links(rig, external))[name]
+
+    rest = await fetch(rig, address, headers={"Range": "bytes=1234567-"})
+
+    assert (rest.status, rest.raw) == (206, EXTERNAL[name][1234567:])
+    assert rest.headers["Content-Range"] == f"bytes 1234567-{2304000 - 1}/2304000"
+
+
+async def test_links_do_not_outlive_their_checkpoint(rig, external, replace):
+    table, key = rig.bus.table(CHECKPOINTS), ids.checkpoint_key(ids.parse_path(external))
+    soon = (int(time.time()) + 60) * 10**9
+    await table.put(key, replace(await table.get(key), expires_ns=soon))
+
+    answer = (await rig.call("GET", url(external, "/external_weights_urls"))).json
+
+    assert datetime.fromisoformat(answer["expires"]).timestamp() * 1e9 == soon
+
+
+async def test_a_link_does_not_open_what_was_saved_in_its_place(rig, external, replace):
+    address = (await links(rig, external))["adapter_model.safetensors.age"]
+    table, key = rig.bus.table(CHECKPOINTS), ids.checkpoint_key(ids.parse_path(external))
+    parts = {"adapter_model.safetensors.age": await rig.bus.blobs.put(b"other")}
+    await table.put(key, replace(await table.get(key), parts=parts))
+
+    answer = await fetch(rig, address)
+
+    assert (answer.status, "saved anew" in answer.detail) == (404, True)
+
+
+async def test_only_external_weights_are_given_out_file_by_file(rig, path):
+    answer = await rig.call("GET", url(path, "/external_weights_urls"))
+
+    assert (answer.status, "save_weights_external" in answer.detail) == (400, True)
+
+
+async def test_nobody_gets_links_to_the_files_of_others(rig, external):
+    answer = await rig.call("GET", url(external, "/external_weights_urls"), key=OTHER)
+
+    assert answer.status == 404
+
+
+@pytest.mark.parametrize("route", ["load_weights", "create_sampling_session"])
+async def test_external_weights_are_neither_loaded_nor_sampled_from(rig, external, route):
+    session = await rig.session()
+    if route == "load_weights":
+        request = {"model_id": await rig.model(session), "seq_id": 1, "path": external}
+        assert (await rig.post(route, request)).status == 200
+        message = rig.bus.queued(OPS)[-1].body.reason.message
+    else:
+        request = {"session_id": session, "sampling_session_seq_id": 1, "model_path": external}
+        message = (await rig.post(route, request)).detail
+
+    assert "is of kind 'external_weights', but" in message

@@ -75,6 +75,12 @@ NAMING: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/forward_backward"): lambda t: pb.ForwardBackwardRequest(
         model_id=t.model, seq_id=1
     ),
+    ("POST", "/api/v1/forward_backward#json"): lambda t: sequenced(
+        t, forward_backward_input={"data": [], "loss_fn": "cross_entropy"}
+    ),
+    ("POST", "/api/v1/forward"): lambda t: sequenced(
+        t, forward_input={"data": [], "loss_fn": "cross_entropy"}
+    ),
     ("POST", "/api/v1/optim_step"): lambda t: sequenced(t, adam_params={}),
     ("POST", "/api/v1/save_weights"): lambda t: sequenced(t, path="x"),
     ("POST", "/api/v1/save_weights_for_sampler"): lambda t: sequenced(t, path="x"),
@@ -100,6 +106,8 @@ NAMING: dict[tuple[str, str], Any] = {
     ("POST", "/api/v1/retrieve_future"): lambda t: {"request_id": f"{t.model}:0"},
     ("POST", "/api/v1/retrieve_futures"): polled,
     ("POST", "/api/v1/cancel_future"): lambda t: {"request_id": f"{t.sampler}:1"},
+    ("POST", "/api/v1/unload_model"): lambda t: {"model_id": t.model},
+    ("POST", "/api/v1/retrieve_future#unload"): lambda t: {"request_id": f"{t.model}:unload"},
     ("POST", "/api/v1/get_info"): lambda t: {"model_id": t.model},
     ("POST", "/api/v1/weights_info"): lambda t: {"tinker_path": t.path},
     ("GET", "/api/v1/samplers/{sampler_id}"): EMPTY,
@@ -115,6 +123,7 @@ NAMING: dict[tuple[str, str], Any] = {
         "destination_project_id": "p",
     },
     ("GET", f"{CHECKPOINT}/archive"): EMPTY,
+    ("GET", f"{CHECKPOINT}/external_weights_urls"): EMPTY,
     ("GET", "/api/v1/sessions/{session_id}/trace_export"): EMPTY,
 }
 """Routes that name a thing, with a body that is good for its owner; ``#`` tells variants apart."""
@@ -137,10 +146,6 @@ NAMELESS = {
     ("POST", "/api/v1/auth/token"),
     ("POST", "/api/v1/create_session"),
     ("GET", "/api/v1/get_server_capabilities"),
-    # Refused to everybody.
-    ("GET", f"{CHECKPOINT}/external_weights_urls"),
-    ("POST", "/api/v1/forward"),
-    ("POST", "/api/v1/unload_model"),
 }
 OPENAI = "/v1/"  # names things inside ``model``: see the tests of these routes
 ALL = sorted({(route.method, route.path) for route in ROUTES})

@@ -18,6 +18,7 @@ from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.engine import TrainingEngine
+from tinsmith_trainer.parts import Past
 from tinsmith_trainer.state import digest
 
 SHAPES = {
@@ -102,7 +103,7 @@ def test_with_its_frame_an_op_has_the_same_bits_without_the_others(fresh):
     found = together(mixed, OPS)
 
     for model_id, op in OPS.items():
-        repeated = again.forward_backward(model_id, op, found[model_id].frames)
+        repeated = again.forward_backward(model_id, op, Past.of(found[model_id]))
 
         assert repeated == found[model_id]
         assert torch.equal(gradient(again, model_id), gradient(mixed, model_id))
@@ -168,7 +169,7 @@ def test_frames_that_cannot_be_are_refused(engine):
         Frame(rows=2, first=-1, length=9),
     ):
         with pytest.raises(InvalidRequest, match="cannot be those of this request"):
-            engine.forward_backward("m", op, [frame])
+            engine.forward_backward("m", op, Past(frames=(frame,)))
 
 
 def joined(engine, a, b):

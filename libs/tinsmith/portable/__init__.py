@@ -1,0 +1,1 @@
+"""Checkpoints as folders that other tools read and write, and back."""

@@ -1,0 +1,129 @@
+"""The engine of a trainer with several ranks: what the first is asked for, all carry out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinsmith_trainer import commands
+from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Restore, Step, Stop
+from tinsmith_trainer.engine import TrainingEngine
+from tinsmith_trainer.parts import NEW, Past
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from tinsmith.messages.ops import (
+        CreateModelDone,
+        ForwardBackward,
+        ForwardBackwardDone,
+        LoraShape,
+        OptimizerFamily,
+        OptimStep,
+        OptimStepDone,
+    )
+    from tinsmith_trainer.base_model import BaseModel
+    from tinsmith_trainer.commands import Command
+    from tinsmith_trainer.parts import Made, Outcome, Part
+    from tinsmith_trainer.ranks import Ranks
+
+    Passes = Generator[Part, Made | None, ForwardBackwardDone]
+
+
+class RankedEngine(TrainingEngine):
+    """Every rank has one, with the same models in it; only that of the first is asked."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        ranks: Ranks,
+        *,
+        microbatch_tokens: int = 4096,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__(
+            base, microbatch_tokens=microbatch_tokens, checkpointing=checkpointing, team=ranks
+        )
+        self.ranks = ranks
+
+    def create(
+        self, model_id: str, lora: LoraShape, optimizer: OptimizerFamily = "adamw"
+    ) -> CreateModelDone:
+        """As its base class, on all ranks."""
+        self._tell(Create(model_id, lora, optimizer))
+        return self.ranks.changed(
+            lambda: super(RankedEngine, self).create(model_id, lora, optimizer),
+            lambda: self._tensors(model_id),
+        )
+
+    def restore(
+        self,
+        model_id: str,
+        files: Mapping[str, bytes],
+        *,
+        with_optimizer: bool,
+        optimizer: OptimizerFamily = "adamw",
+    ) -> CreateModelDone:
+        """As its base class, on all ranks."""
+        self._tell(Restore(model_id, tuple(files), with_optimizer, optimizer))
+        if self.ranks.is_first:
+            for data in files.values():
+                self.ranks.tell(data)
+        return self.ranks.changed(
+            lambda: super(RankedEngine, self).restore(
+                model_id, files, with_optimizer=with_optimizer, optimizer=optimizer
+            ),
+            lambda: self._tensors(model_id),
+        )
+
+    def passes(self, model_id: str, op: ForwardBackward, past: Past = NEW) -> Passes:
+        """As its base class, on all ranks; what is sent is never used."""
+        passes = super().passes(model_id, op, past)
+        self._tell(Begin(model_id, op, past.frames, past.ranks))
+        while True:
+            self._tell(Advance(model_id))
+            try:
+                part = next(passes)
+            except StopIteration as end:
+                done: ForwardBackwardDone = end.value
+                return done
+            yield part
+
+    def can_join(self, parts: Sequence[Part]) -> bool:  # noqa: ARG002 - whatever they are
+        """Never: a pass is one model's."""
+        return False
+
+    def together(self, parts: Sequence[Part]) -> list[Outcome | None]:
+        """See ``can_join``."""
+        return [None for _ in parts]
+
+    def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
+        """As its base class, on all ranks; they must come to the same weights."""
+        self._tell(Step(model_id, op))
+        return self.ranks.changed(
+            lambda: super(RankedEngine, self).optim_step(model_id, op),
+            lambda: self._tensors(model_id),
+        )
+
+    def drop(self, model_id: str) -> None:
+        """As its base class, on all ranks."""
+        self._tell(Drop(model_id))
+        super().drop(model_id)
+
+    def own_passes(self, model_id: str, op: ForwardBackward, past: Past) -> Passes:
+        """Of a rank that is not the first: as ``passes``, in step with those of the first."""
+        return super().passes(model_id, op, past)
+
+    def close(self) -> None:
+        """The other ranks end."""
+        self._tell(Stop())
+
+    def _tell(self, command: Command) -> None:
+        if self.ranks.is_first:
+            self.ranks.tell(commands.encode(command))
+
+    def _tensors(self, model_id: str) -> Iterator[Tensor]:
+        if model_id in self._adapters:
+            state = self._adapters.get(model_id)
+            yield from (state.weights, state.optimizer.exp_avg, state.optimizer.exp_avg_sq)

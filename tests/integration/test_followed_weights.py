@@ -1,0 +1,135 @@
+"""A sampler follows a model that is trained whole: each save reaches its engine as a version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from tests.integration.conftest import start, stop
+from tests.integration.steps import PROBE, probe
+from tests.integration.test_restarts import until_another
+from tests.integration.test_whole import ADAM, new_model, sampled, session, train
+from tinker import types as T
+
+from tinsmith import config
+from tinsmith.adapters import version_of
+from tinsmith.blobs import BlobStore
+from tinsmith.bus import Bus
+from tinsmith.config import BusConfig
+from tinsmith.messages.ops import Record, SaveWeightsForSamplerDone
+from tinsmith.messages.sampling import SampleDone
+from tinsmith.messages.weights import LineageOpened, WeightsStored
+from tinsmith.sealing import Seals
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 20
+TRAINER_DIES_AT, SAMPLER_DIES_AT = 6, 13
+REQUESTS = 3  # of one sampling client, at most
+
+
+@pytest.fixture
+def server(tmp_path, model_folder):
+    running = start(tmp_path, model_folder=model_folder, extra="full = true\n")
+    yield running
+    stop(running)
+
+
+@asynccontextmanager
+async def bus_of(server):
+    url = json.loads((server.folder / "ready.json").read_text())["nats_url"]
+    blobs = BlobStore.open("", default=server.folder / "data" / "blobs")
+    patient = BusConfig(url=url, connect_timeout_s=30)
+    async with Bus.connect(patient, name="auditor", blobs=blobs) as bus:
+        yield bus
+
+
+async def saves_of(server, bus, run):
+    """What the run's log says was saved for samplers, in order."""
+    environ = {"TINSMITH_DATA_DIR": str(server.folder / "data")}
+    seal = await Seals(bus, config.load(None, environ)).of(run)
+    records = [one async for one in bus.log.entries(run) if isinstance(one, Record)]
+    results = [await bus.log.result(one, seal) for one in records]
+    return [one for one in results if isinstance(one, SaveWeightsForSamplerDone)]
+
+
+async def answers_of(bus, sampler_id):
+    found = [await bus.results.get(sampler_id, seq) for seq in range(REQUESTS)]
+    return [one for one in found if one is not None]
+
+
+def scoring(sampler):
+    """Begins what ``sampled`` does at once."""
+    tokens = PROBE.model_input.to_ints()
+    last = int(PROBE.loss_fn_inputs["target_tokens"].data[-1])
+    return sampler.compute_logprobs(T.ModelInput.from_ints([*tokens, last]))
+
+
+def rl_step(server, model, number):
+    """One step, a new sampling client, and what it and the trainer make of the same text."""
+    train(model, ADAM, 1)
+    sampler = model.save_weights_and_get_sampling_client()
+    if number == TRAINER_DIES_AT:
+        old = server.pids["trainer:full"]
+        server.kill("trainer:full")
+        until_another(server, "trainer:full", old)
+    if number == SAMPLER_DIES_AT:
+        begun, old = scoring(sampler), server.pids["sampler"]
+        server.kill("sampler")
+        until_another(server, "sampler", old)
+        drawn = np.array(begun.result()[1:], np.float32)
+    else:
+        drawn = sampled(sampler)
+    return np.abs(drawn - probe(model)).max()
+
+
+def test_twenty_steps_with_deaths_between_them_are_sampled_as_they_are_trained(server):
+    with session(server) as client:
+        model = new_model(client)
+        gaps = [rl_step(server, model, number) for number in range(STEPS)]
+        run = model.model_id
+        asyncio.run(check_answers(server, run))
+    replayed = replay(server, run)
+
+    assert max(gaps) < 1e-4, gaps
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+async def check_answers(server, run):
+    """Every answer names weights that the log has, and the lineage has gone on."""
+    async with bus_of(server) as bus:
+        saves = await saves_of(server, bus, run)
+        entries = [one.message async for one in bus.lineages.entries(run)]
+        assert [one.published.version for one in saves] == list(range(1, STEPS + 1))
+        followed = 0
+        for save in saves:
+            answers = await answers_of(bus, save.sampling_session_id)
+            assert answers
+            for answer in answers:
+                assert isinstance(answer, SampleDone), answer
+                assert answer.weight_version == version_of(save.parts)
+                assert answer.root in ("", save.published.root)
+                followed += answer.root != ""
+        head = await bus.lineages.head(run)
+    opened = [one.epoch for one in entries if isinstance(one, LineageOpened)]
+    roots = {one.version: one.root for one in entries if isinstance(one, WeightsStored)}
+
+    assert followed > STEPS * 3 // 4  # the others were loaded from files, which is as right
+    assert opened == [1, 2]
+    assert {one.published.version: one.published.root for one in saves} == roots
+    assert (head.version, head.epoch) == (STEPS, 2)
+
+
+def replay(server, run):
+    command = [sys.executable, "-m", "tinsmith", "replay", run]
+    command += ["--config", str(server.folder / "tinsmith.toml")]
+    command += ["--data-dir", str(server.folder / "data")]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=os.environ, check=False
+    )

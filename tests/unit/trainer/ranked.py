@@ -1,0 +1,146 @@
+"""What a trainer of several ranks is asked to do in tests; as a program, on two of them.
+
+Rank 0 is a process of its own here too: it ends without a word when another rank is gone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from tests.unit.trainer.examples import cross_entropy, random_datum
+
+from tinsmith.config import LogsConfig, ModelConfig
+from tinsmith.errors import InvalidRequest
+from tinsmith.messages.ops import WHOLE, ForwardBackward, ForwardBackwardDone, LoraShape, OptimStep
+from tinsmith_trainer.checkpoint_files import to_files
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.crew import Crew
+from tinsmith_trainer.loading import load
+from tinsmith_trainer.parts import NEW, Past
+from tinsmith_trainer.state import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tinsmith_trainer.engine import TrainingEngine
+
+PATIENCE_S = 240
+TOKENS = 64  # of a pass
+BATCHES = ((40, 7, 23, 64, 33), (12,), (5, 60, 61), (50, 50), (3,), (9, 64, 2, 31, 30, 29, 64))
+"""Lengths of the datums of each step: more and fewer passes than ranks, and one alone."""
+ADAM = OptimStep(learning_rate=1e-3, eps=1e-4, grad_clip_norm=20.0, weight_decay=0.1)
+DIMUON = OptimStep(learning_rate=1e-3, eps=1e-4, optimizer="dimuon")
+
+
+class Task(msgspec.Struct):
+    """One run."""
+
+    folder: str
+    name: str
+    optimizer: str = "adamw"
+    files: dict[str, bytes] = {}
+    """What the run goes on from; empty for a new model."""
+    pasts: list[ForwardBackwardDone] = []
+    """What its passes came to before, if it is repeated."""
+
+
+class Outcome(msgspec.Struct):
+    """What it came to."""
+
+    done: list[ForwardBackwardDone] = []
+    norms: list[float] = []
+    states: list[str] = []
+    refusals: list[str] = []
+    files: dict[str, bytes] = {}
+
+
+def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
+    """The same on any engine."""
+    out = Outcome()
+    if task.files:
+        engine.restore("m", task.files, with_optimizer=True, optimizer=task.optimizer)
+    else:
+        shape = WHOLE if task.name.endswith(":full") else LoraShape(rank=4, seed=3)
+        engine.create("m", shape, task.optimizer)
+    for index, lengths in enumerate(BATCHES):
+        op = cross_entropy(*(random_datum(n, seed=n) for n in lengths))
+        past = Past.of(task.pasts[index]) if task.pasts else NEW
+        out.refusals.append(_refused(engine))
+        _abandon(engine, op)
+        out.done.append(engine.forward_backward("m", op, past))
+        stepped = engine.optim_step("m", ADAM if task.optimizer == "adamw" else DIMUON)
+        out.norms.append(stepped.metrics["grad_norm"])
+        out.states.append(digest(engine.state("m")))
+    probe = cross_entropy(random_datum(30, seed=1), forward_only=True)
+    out.done.append(engine.forward_backward("m", probe))
+    out.files = dict(to_files(engine.snapshot("m"), with_optimizer=True))
+    engine.drop("m")
+    return out
+
+
+def _refused(engine: TrainingEngine) -> str:
+    """An op that fails in its last passes, when all others were made."""
+    good, bad = random_datum(64, seed=2), random_datum(5, seed=1)
+    weights = msgspec.structs.replace(
+        bad.inputs["weights"], data=b"\x00\x00\x80\x7f" * bad.tokens.shape[0]
+    )
+    bad = msgspec.structs.replace(bad, inputs={**bad.inputs, "weights": weights})
+    try:
+        engine.forward_backward("m", cross_entropy(good, good, bad))
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+def _abandon(engine: TrainingEngine, op: ForwardBackward) -> None:
+    """Passes that nobody waits for any more after the first."""
+    passes = engine.passes("m", op)
+    next(passes)
+    next(passes, None)
+    passes.close()
+
+
+def on_two_ranks(task: Task, where: Path) -> Outcome:
+    """``task`` by this file as a program."""
+    given, found = where / "task", where / "outcome"
+    given.write_bytes(msgspec.msgpack.encode(task))
+    command = [sys.executable, "-m", "tests.unit.trainer.ranked", str(given), str(found)]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    return msgspec.msgpack.decode(found.read_bytes(), type=Outcome)
+
+
+def on_one_rank(task: Task) -> Outcome:
+    """``task`` in this process."""
+    return carry_out(load(_model(task), _settings(1))[0], task)
+
+
+def _model(task: Task) -> ModelConfig:
+    return ModelConfig(name=task.name, path=task.folder)
+
+
+def _settings(ranks: int) -> TrainerConfig:
+    return TrainerConfig(device="cpu", threads=1, microbatch_tokens=TOKENS, ranks=ranks)
+
+
+def main(given: str, found: str) -> None:
+    """Carry out the task in the file ``given`` on two ranks."""
+    task = msgspec.msgpack.decode(Path(given).read_bytes(), type=Task)
+    model, settings = _model(task), _settings(2)
+    with Crew(model, settings, LogsConfig()) as crew:
+        engine, environment = load(model, settings, crew.seat)
+        assert environment["ranks"] == "2"
+        Path(found).write_bytes(msgspec.msgpack.encode(carry_out(engine, task)))
+        crew.dismiss(engine)
+
+
+def names(outcomes: Sequence[Outcome]) -> set[str]:
+    """Files of all."""
+    return {name for outcome in outcomes for name in outcome.files}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
