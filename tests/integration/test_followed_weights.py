@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 from tests.integration.conftest import start, stop
-from tests.integration.steps import PROBE, probe
+from tests.integration.steps import PROBE, X, Y, probe
 from tests.integration.test_restarts import until_another
 from tests.integration.test_whole import ADAM, new_model, sampled, session, train
 from tinker import types as T
@@ -35,8 +35,10 @@ REQUESTS = 3  # of one sampling client, at most
 
 
 @pytest.fixture
-def server(tmp_path, model_folder):
-    running = start(tmp_path, model_folder=model_folder, extra="full = true\n")
+def server(tmp_path, model_folder, request):
+    """In the dtype that a test asks for by a parameter."""
+    extra = f'full = true\ndtype = "{getattr(request, "param", "float32")}"\n'
+    running = start(tmp_path, model_folder=model_folder, extra=extra)
     yield running
     stop(running)
 
@@ -103,27 +105,58 @@ def test_twenty_steps_with_deaths_between_them_are_sampled_as_they_are_trained(s
 
 async def check_answers(server, run):
     """Every answer names weights that the log has, and the lineage has gone on."""
+    saves, stored, answers = await told(server, run)
+    assert [one.published.version for one in saves] == list(range(1, STEPS + 1))
+    for save, of_client in zip(saves, answers, strict=True):
+        assert of_client
+        for answer in of_client:
+            assert isinstance(answer, SampleDone), answer
+            assert answer.weight_version == version_of(save.parts)
+            assert answer.root in ("", save.published.root)
+    followed = sum(of_client[0].root != "" for of_client in answers)
+    assert followed > STEPS * 3 // 4  # the others were loaded from files, which is as right
+
+    committed = {one.version: one.root for one in stored}
+    assert {one.published.version: one.published.root for one in saves} == committed
+    async with bus_of(server) as bus:
+        opened = [one.message async for one in bus.lineages.entries(run)]
+        head = await bus.lineages.head(run)
+    assert [one.epoch for one in opened if isinstance(one, LineageOpened)] == [1, 2]
+    assert (head.version, head.epoch) == (STEPS, 2)
+
+
+@pytest.mark.parametrize("server", ["bfloat16"], indirect=True)
+def test_in_bfloat16_changes_travel_and_an_older_client_keeps_its_weights(server):
+    slow = T.AdamParams(learning_rate=1e-5)
+    with session(server) as client:
+        model = new_model(client)
+        samplers, drawn = [], []
+        for _ in range(3):
+            model.forward_backward([X, Y], "cross_entropy").result()
+            model.optim_step(slow).result()
+            samplers.append(model.save_weights_and_get_sampling_client())
+            drawn.append(sampled(samplers[-1]))
+        again = sampled(samplers[0])  # its version has been replaced: it comes from files
+        run = model.model_id
+        saves, entries, answers = asyncio.run(told(server, run))
+    replayed = replay(server, run)
+
+    np.testing.assert_array_equal(again, drawn[0])
+    assert [one.form for one in entries if one.commit_seq == 0] == ["full", "delta", "delta"]
+    assert all(one.changed < one.elements // 2 for one in entries if one.form == "delta")
+    wanted = [one.published.root for one in saves]
+    assert [one[0].root for one in answers] == wanted
+    assert answers[0][1].root == ""
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+async def told(server, run):
+    """The run's saves, what is stored of its lineage, and the answers of each save's client."""
     async with bus_of(server) as bus:
         saves = await saves_of(server, bus, run)
         entries = [one.message async for one in bus.lineages.entries(run)]
-        assert [one.published.version for one in saves] == list(range(1, STEPS + 1))
-        followed = 0
-        for save in saves:
-            answers = await answers_of(bus, save.sampling_session_id)
-            assert answers
-            for answer in answers:
-                assert isinstance(answer, SampleDone), answer
-                assert answer.weight_version == version_of(save.parts)
-                assert answer.root in ("", save.published.root)
-                followed += answer.root != ""
-        head = await bus.lineages.head(run)
-    opened = [one.epoch for one in entries if isinstance(one, LineageOpened)]
-    roots = {one.version: one.root for one in entries if isinstance(one, WeightsStored)}
-
-    assert followed > STEPS * 3 // 4  # the others were loaded from files, which is as right
-    assert opened == [1, 2]
-    assert {one.published.version: one.published.root for one in saves} == roots
-    assert (head.version, head.epoch) == (STEPS, 2)
+        answers = [await answers_of(bus, one.sampling_session_id) for one in saves]
+    return saves, [one for one in entries if isinstance(one, WeightsStored)], answers
 
 
 def replay(server, run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from tinsmith import ids, whole
 from tinsmith.cli import service_commands
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, NotFound
 from tinsmith.logbook.installation import connect
-from tinsmith.messages.checkpoints import CommitCheckpoint
+from tinsmith.messages.checkpoints import CommitCheckpoint, GetCheckpoint
 from tinsmith.messages.registry import Run, Session
-from tinsmith.messages.table import COMMIT_CHECKPOINT, RUNS, SESSIONS
+from tinsmith.messages.table import COMMIT_CHECKPOINT, GET_CHECKPOINT, RUNS, SESSIONS
 from tinsmith.portable.adapter_folder import check_base, config_of, read_adapter
 from tinsmith.portable.owner import owner_of
 
@@ -45,7 +46,8 @@ def import_adapter(options: Options, config: Config) -> str:
     """Make the adapter two checkpoints of a run of its own; their paths, in words.
 
     Raises:
-        TinsmithError: it cannot be used here. Nothing was written then.
+        TinsmithError: it cannot be used here, or no checkpointer is running; nothing was written
+            then.
     """
     ids.check_name(options.name)
     if whole.is_whole(options.base):
@@ -65,8 +67,10 @@ async def _store(
 ) -> list[str]:
     async with connect(config, name="import") as (bus, blobs):
         owner = await owner_of(bus, config, os.environ)
+        session_id = ids.new_session_id()
+        await _check_answers(bus, session_id, options.name)
         parts = {name: await blobs.put(data) for name, data in files.items()}
-        run = await _register(bus, owner, options, lora)
+        run = await _register(bus, owner, session_id, options, lora)
         paths = []
         for kind in KINDS:
             request = CommitCheckpoint(
@@ -84,9 +88,18 @@ async def _store(
     return paths
 
 
-async def _register(bus: Bus, owner: str, options: Options, lora: LoraShape) -> Run:
+async def _check_answers(bus: Bus, session_id: str, name: str) -> None:
+    """NoResponder when no checkpointer is running, before anything is written."""
+    path = ids.CheckpointPath(ids.model_id(session_id, 0), KINDS[0], name)
+    with contextlib.suppress(NotFound):
+        await bus.call(GET_CHECKPOINT, GetCheckpoint(path=str(path)))
+
+
+async def _register(
+    bus: Bus, owner: str, session_id: str, options: Options, lora: LoraShape
+) -> Run:
     """A run that was never trained, in a session that is over, as copies have them."""
-    session_id, now_ns = ids.new_session_id(), time.time_ns()
+    now_ns = time.time_ns()
     session = Session(
         session_id=session_id,
         owner=owner,

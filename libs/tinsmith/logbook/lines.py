@@ -99,12 +99,10 @@ def _asked(body: ops.OpBody) -> dict[str, Any]:
             return {**asked, "datums": len(body.data), "tokens": tokens}
         case ops.OptimStep():
             return {"learning_rate": body.learning_rate}
-        case ops.SaveWeights():
+        case ops.SaveWeights() | ops.SaveWeightsExternal():
             return {"name": body.name}
         case ops.SaveWeightsForSampler():
             return {"name": body.name, "sampling_session_id": body.sampling_session_id}
-        case ops.SaveWeightsExternal():
-            return {"name": body.name, "recipients": list(body.recipients)}
         case ops.LoadWeights():
             return {"path": body.path, "with_optimizer": body.with_optimizer}
         case ops.Refused():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tinsmith.errors import VersionUnmet
+from tinsmith.errors import BrokerUnavailable, VersionUnmet
 from tinsmith.messages.table import WEIGHTS_STATUS
 from tinsmith.weights.receiver import Receiver, ReceiverSettings
 from tinsmith_sampler.engine_memory import ModelMemory
@@ -71,12 +71,21 @@ class Follower:
 
     async def wait_ended(self) -> None:
         """As the engine's; also raises what has ended the receiver."""
-        ending = asyncio.create_task(self.engine.wait_ended(), name=f"engine {self.lineage_id}")
-        await asyncio.wait({ending, self._receiving}, return_when=asyncio.FIRST_COMPLETED)
-        if self._receiving.done() and not self._receiving.cancelled():
-            ending.cancel()
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._watch(), name=f"watch {self.lineage_id}")
+            await self.engine.wait_ended()
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        closing = asyncio.create_task(self._bus.closed.wait(), name="weights' connection")
+        try:
+            await asyncio.wait({self._receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+        if self._bus.closed.is_set():
+            raise BrokerUnavailable("the connection for weights was closed for good")
+        if not self._receiving.cancelled():
             self._receiving.result()
-        await ending
 
     async def close(self) -> None:
         """End the receiver, then the engine."""

@@ -64,7 +64,8 @@ class Lineages:
 
     def give_up(self, version: PublishedVersion) -> None:
         """It was waited for in vain: only for a newer one is the lineage followed again."""
-        self._unmet[version.lineage_id] = version.version
+        known = self._unmet.get(version.lineage_id, 0)
+        self._unmet[version.lineage_id] = max(known, version.version)
 
     async def is_newest(self, version: PublishedVersion) -> bool:
         """Whether it is worth following the lineage for this version."""
@@ -192,7 +193,7 @@ class WholeModels:
     async def _watch(self, engine: WholeEngine | Follower) -> None:
         try:
             await engine.wait_ended()
-        except ServerError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the process must not limp on
             if not self._failed.done():
                 self._failed.set_exception(exc)
 

@@ -37,6 +37,11 @@ def plan(lengths: Sequence[int], token_budget: int) -> tuple[MicroBatch, ...]:
     return tuple(batches)
 
 
+def budget(lengths: Sequence[int], token_budget: int, ranks: int) -> int:
+    """That of each pass of an op that ``ranks`` make: smaller for one that leaves some idle."""
+    return token_budget if ranks == 1 else min(token_budget, -(-sum(lengths) // ranks))
+
+
 def is_joint(batches: Sequence[tuple[int, int]], token_budget: int) -> bool:
     """Whether passes of these (rows, tokens of the longest) may be made as one.
 

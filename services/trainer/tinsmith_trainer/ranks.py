@@ -18,7 +18,6 @@ import numpy as np
 import structlog
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from tinsmith.errors import TinsmithError
 from tinsmith.lifeline import EXIT_FAILED
@@ -68,7 +67,7 @@ class Ranks:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=FileStore(seat.meeting, seat.size),
+            store=dist.FileStore(seat.meeting, seat.size),  # type: ignore[attr-defined]  # it is public
             rank=seat.rank,
             world_size=seat.size,
             timeout=_FOREVER,
@@ -165,8 +164,8 @@ class Ranks:
         first = next((rank for rank, one in enumerate(said) if one.failed is not None), None)
         if first is None:
             return said
-        if error is not None and first != self.rank:
-            self._log.error("failed, and another rank before it", exc_info=error)
+        if error is not None and not self.is_first and not isinstance(error, TinsmithError):
+            self._log.error("failed", exc_info=error)  # the first rank is told no details
         if error is None or first != self.rank:
             error = to_exception(said[first].failed or Failed(category="server", message=""))
         self._shared = error

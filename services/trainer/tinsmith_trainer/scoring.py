@@ -49,10 +49,11 @@ class Scoring:
         Results are in the order of the datums.
         """
         results: dict[int, Scored] = {}
-        plan = packing.plan([len(example) for example in self.examples], token_budget)
+        shares = self.past.ranks or self.team.size
+        lengths = [len(example) for example in self.examples]
+        plan = packing.plan(lengths, packing.budget(lengths, token_budget, shares))
         frames: dict[int, Frame | None] = {}
         parts = self._parts(plan, token_budget)
-        shares = self.past.ranks or self.team.size
         at_once = shares == self.team.size
         sums = Sums(gradient, self.team, at_once=at_once)
         for share in rounds(len(plan), shares, at_once=at_once):

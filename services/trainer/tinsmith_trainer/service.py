@@ -218,7 +218,7 @@ async def _serve(
     config = context.config.section(TrainerConfig)
     model = context.config.model(config.model)
     compute = Compute(engine if _is_mixed(config, environment) else None)
-    async with _publishing(context, model, config) as publishing:
+    async with _publishing(context, model, config) as (publishing, keeping):
         executor = Executor(
             engine,
             compute,
@@ -233,9 +233,10 @@ async def _serve(
         running = asyncio.create_task(trainer.run(), name="trainer")
         stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
         await context.ready(base_models=(model.name,))
-        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()  # it failed: let the process say so
+        await asyncio.wait({running, stopping, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running, *keeping):
+            if task.done():
+                task.result()  # it failed: let the process say so
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     compute.close()
@@ -250,10 +251,13 @@ def _is_mixed(config: TrainerConfig, environment: dict[str, str]) -> bool:
 @asynccontextmanager
 async def _publishing(
     context: ServiceContext, model: ModelConfig, config: TrainerConfig
-) -> AsyncIterator[Publishing | None]:
-    """Of a model that is trained whole, on a connection of its own; adapters go as files."""
+) -> AsyncIterator[tuple[Publishing | None, tuple[asyncio.Task[None], ...]]]:
+    """Of a model that is trained whole, with what must run; adapters go as files.
+
+    It has a connection of its own.
+    """
     if not whole.is_whole(model.name):
-        yield None
+        yield None, ()
         return
     from tinsmith_trainer.publishing import Publishing
 
@@ -264,7 +268,7 @@ async def _publishing(
         )
         keeping = asyncio.create_task(publishing.run(), name="publishing")
         try:
-            yield publishing
+            yield publishing, (keeping,)
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)

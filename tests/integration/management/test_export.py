@@ -133,7 +133,7 @@ def test_an_adapter_from_elsewhere_is_trained_and_sampled_from(
     model = alice[0].create_training_client_from_state(training).result()
     np.testing.assert_allclose(probe(model), expected, rtol=0, atol=1e-3)
     assert step(model) > step(model)
-    sampler = alice[0].create_sampling_client(model_path=sampling)
+    sampler = alice[0].create_sampling_client(model_path=sampling).result()
     tokens = [*PROBE.model_input.to_ints(), int(PROBE.loss_fn_inputs["target_tokens"].data[-1])]
     drawn = sampler.compute_logprobs(tinker.types.ModelInput.from_ints(tokens)).result()
     np.testing.assert_allclose(drawn[1:], expected, rtol=0, atol=1e-3)

@@ -138,6 +138,7 @@ def test_it_is_not_loaded(alice, model):
     for load in (
         service.create_training_client_from_state,
         service.create_training_client_from_state_with_optimizer,
+        service.create_sampling_client,
     ):
         with pytest.raises(Exception, match="is of kind 'external_weights', but"):
             load(path).result()

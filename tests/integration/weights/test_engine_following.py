@@ -23,7 +23,7 @@ from tinsmith_sampler.following import Follower
 from tinsmith_sampler.model import TorchOptions
 
 PATIENCE_S = 90.0
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ class Lineage:
         self.bus, self.folders = bus, folders
         self.id = f"{ids.new_session_id()}:train:0"
         self.publisher = None
+        self.figures = {}  # of who follows
 
     async def publish(self, number):
         """Make the model in folder ``number`` the newest version."""
@@ -62,12 +63,19 @@ class Lineage:
     @asynccontextmanager
     async def followed(self):
         options = TorchOptions(model_path=str(self.folders[0]), kv_tokens=4096)
-        follower = Follower(self.bus, options, self.id, replica="sampler-x", figures={})
+        figures = self.figures
+        follower = Follower(self.bus, options, self.id, replica="sampler-x", figures=figures)
         await follower.start()
         try:
             yield follower
         finally:
             await follower.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def check_draws(engine, folder):
@@ -82,14 +90,15 @@ async def test_who_draws_ends_under_what_it_began_with(bus, folders):
     async with lineage.followed() as follower:
         async with follower.hold(first) as engine:
             second = await lineage.publish(2)
-            async with asyncio.timeout(PATIENCE_S):
-                while not follower._is_pausing:  # it is staged, and waits
-                    await asyncio.sleep(0.01)
+            await until(lambda: follower._is_pausing)  # it is staged, and waits
             waiting = asyncio.create_task(draw(follower, second, folders[2]))
             await check_draws(engine, folders[1])
             assert engine.root == first.root
             assert not waiting.done()
         await waiting
+        await until(lambda: lineage.figures["weights_version"] == 2)
+        assert lineage.figures["weights_received_bytes"] > 0
+        assert lineage.figures["weights_mismatches"] == 0
         with pytest.raises(VersionUnmet, match=r"exactly 1 .* serves 2"):
             async with follower.hold(first):
                 pass
@@ -118,9 +127,7 @@ async def draw_while_a_bit_flips(follower, version):
         flip(engine)
         receiver._unchecked = list(engine.places)
         receiver._news.set()
-        async with asyncio.timeout(PATIENCE_S):
-            while receiver.serving is not None:
-                await asyncio.sleep(0.01)
+        await until(lambda: receiver.serving is None)
 
 
 def flip(engine):

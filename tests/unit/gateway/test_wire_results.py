@@ -130,6 +130,10 @@ def test_top_k_of_sampled_tokens_comes_back():
         ),
         (ops.SaveWeightsDone(path="p", size_bytes=3), {"type": "save_weights", "path": "p"}),
         (
+            ops.SaveWeightsExternalDone(path="p", size_bytes=3),
+            {"type": "save_weights_external", "path": "p", "size_bytes": 3},
+        ),
+        (
             ops.SaveWeightsForSamplerDone(path="p"),
             {"type": "save_weights_for_sampler", "path": "p"},
         ),

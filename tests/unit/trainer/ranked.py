@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from tests.unit.trainer.examples import cross_entropy, random_datum
+from tests.unit.trainer.examples import cross_entropy, datum, random_datum
 
 from tinsmith.config import LogsConfig, ModelConfig
 from tinsmith.errors import InvalidRequest
-from tinsmith.messages.ops import WHOLE, ForwardBackward, ForwardBackwardDone, LoraShape, OptimStep
+from tinsmith.messages.ops import WHOLE, ForwardBackwardDone, LoraShape, OptimStep
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.crew import Crew
@@ -70,7 +70,7 @@ def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
         op = cross_entropy(*(random_datum(n, seed=n) for n in lengths))
         past = Past.of(task.pasts[index]) if task.pasts else NEW
         out.refusals.append(_refused(engine))
-        _abandon(engine, op)
+        _abandon(engine)
         out.done.append(engine.forward_backward("m", op, past))
         stepped = engine.optim_step("m", ADAM if task.optimizer == "adamw" else DIMUON)
         out.norms.append(stepped.metrics["grad_norm"])
@@ -84,11 +84,7 @@ def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
 
 def _refused(engine: TrainingEngine) -> str:
     """An op that fails in its last passes, when all others were made."""
-    good, bad = random_datum(64, seed=2), random_datum(5, seed=1)
-    weights = msgspec.structs.replace(
-        bad.inputs["weights"], data=b"\x00\x00\x80\x7f" * bad.tokens.shape[0]
-    )
-    bad = msgspec.structs.replace(bad, inputs={**bad.inputs, "weights": weights})
+    good, bad = random_datum(64, seed=2), datum(range(5), weights=[3e38] * 5)
     try:
         engine.forward_backward("m", cross_entropy(good, good, bad))
     except InvalidRequest as error:
@@ -96,26 +92,33 @@ def _refused(engine: TrainingEngine) -> str:
     return ""
 
 
-def _abandon(engine: TrainingEngine, op: ForwardBackward) -> None:
-    """Passes that nobody waits for any more after the first."""
-    passes = engine.passes("m", op)
+def _abandon(engine: TrainingEngine) -> None:
+    """Of five passes, nobody waits for any after the first on each rank."""
+    passes = engine.passes("m", cross_entropy(*[random_datum(64, seed=2)] * 5))
     next(passes)
-    next(passes, None)
+    next(passes)
     passes.close()
 
 
-def on_two_ranks(task: Task, where: Path) -> Outcome:
-    """``task`` by this file as a program."""
-    given, found = where / "task", where / "outcome"
-    given.write_bytes(msgspec.msgpack.encode(task))
+def on_two_ranks(tasks: Sequence[Task], where: Path) -> list[Outcome]:
+    """``tasks``, which are of one model, by this file as a program; each with a repetition."""
+    given, found = where / "tasks", where / "outcomes"
+    given.write_bytes(msgspec.msgpack.encode(tasks))
     command = [sys.executable, "-m", "tests.unit.trainer.ranked", str(given), str(found)]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
-    return msgspec.msgpack.decode(found.read_bytes(), type=Outcome)
+    return msgspec.msgpack.decode(found.read_bytes(), type=list[Outcome])
 
 
-def on_one_rank(task: Task) -> Outcome:
-    """``task`` in this process."""
-    return carry_out(load(_model(task), _settings(1))[0], task)
+def on_one_rank(tasks: Sequence[Task]) -> list[Outcome]:
+    """``tasks`` in this process."""
+    engine, environment = load(_model(tasks[0]), _settings(1))
+    assert environment["ranks"] == "1"
+    return [carry_out(engine, task) for task in tasks]
+
+
+def repeated(task: Task, outcome: Outcome) -> Task:
+    """It again, as it was computed."""
+    return msgspec.structs.replace(task, pasts=outcome.done)
 
 
 def _model(task: Task) -> ModelConfig:
@@ -127,19 +130,17 @@ def _settings(ranks: int) -> TrainerConfig:
 
 
 def main(given: str, found: str) -> None:
-    """Carry out the task in the file ``given`` on two ranks."""
-    task = msgspec.msgpack.decode(Path(given).read_bytes(), type=Task)
-    model, settings = _model(task), _settings(2)
+    """Carry out the tasks in the file ``given`` on two ranks."""
+    tasks = msgspec.msgpack.decode(Path(given).read_bytes(), type=list[Task])
+    model, settings, outcomes = _model(tasks[0]), _settings(2), []
     with Crew(model, settings, LogsConfig()) as crew:
         engine, environment = load(model, settings, crew.seat)
         assert environment["ranks"] == "2"
-        Path(found).write_bytes(msgspec.msgpack.encode(carry_out(engine, task)))
+        for task in tasks:
+            outcomes.append(carry_out(engine, task))
+            outcomes.append(carry_out(engine, repeated(task, outcomes[-1])))
         crew.dismiss(engine)
-
-
-def names(outcomes: Sequence[Outcome]) -> set[str]:
-    """Files of all."""
-    return {name for outcome in outcomes for name in outcome.files}
+    Path(found).write_bytes(msgspec.msgpack.encode(outcomes))
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class ListLogbook:
 class Recorder:
     """Carries out ops and writes their log, as a trainer that owns the model does."""
 
-    def __init__(self, folder: Path, *, microbatch_tokens: int = 64):
-        base = base_model.load(str(folder), name="tiny", device="cpu")
+    def __init__(self, folder: Path, *, microbatch_tokens: int = 64, **form: str):
+        base = base_model.load(str(folder), name="tiny", **({"device": "cpu"} | form))
         self.environment = describe(base, microbatch_tokens=microbatch_tokens)
         self.engine = TrainingEngine(base, microbatch_tokens=microbatch_tokens)
         self.list: list[ops.LogEntry] = []

@@ -70,4 +70,7 @@ def scatter(engine: TrainingEngine, size: float = 0.1) -> None:
     """Random factors for model "m": a B of zero would hide most of what can be wrong."""
     weights = engine._adapters.get("m").weights
     with torch.no_grad():
-        weights.normal_(0, size, generator=torch.Generator().manual_seed(1))
+        drawn = torch.empty(weights.shape).normal_(
+            0, size, generator=torch.Generator().manual_seed(1)
+        )
+        weights.copy_(drawn)  # on whatever device they are

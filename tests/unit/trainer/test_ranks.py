@@ -2,87 +2,115 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
-from tests.unit.trainer.examples import logprobs
-from tests.unit.trainer.ranked import Task, on_one_rank, on_two_ranks
 from safetensors.numpy import load as read
+from tests.unit.trainer.examples import logprobs
+from tests.unit.trainer.ranked import Task, on_one_rank, on_two_ranks, repeated
+
+from tinsmith_trainer.shares import rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.unit.trainer.ranked import Outcome
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-KINDS = (("tiny", "adamw"), ("tiny", "dimuon"), ("tiny:full", "adamw"), ("tiny:full", "dimuon"))
+OPTIMIZERS = ("adamw", "dimuon")
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(kind).replace(":", "-"))
-def task(request: pytest.FixtureRequest, tiny_llama: Path) -> Task:
-    name, optimizer = request.param
-    return Task(folder=str(tiny_llama), name=name, optimizer=optimizer)
+class Runs(NamedTuple):
+    """Of one model with one optimizer."""
+
+    task: Task
+    one: Outcome  # by one rank
+    two: Outcome  # by two
+    two_again: Outcome  # as their log has it
+    two_as_one: Outcome  # by two, as the log of one has it
+    two_after_one: Outcome  # by two, from the checkpoint of one
 
 
-@pytest.fixture(scope="module")
-def one(task: Task) -> Outcome:
-    return on_one_rank(task)
+@pytest.fixture(scope="module", params=["tiny", "tiny:full"], ids=["lora", "full"])
+def both(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Runs]:
+    """With each optimizer."""
+    tasks = [Task(str(tiny_llama), request.param, optimizer) for optimizer in OPTIMIZERS]
+    ones = on_one_rank(tasks)
+    given = [
+        one_more
+        for task, one in zip(tasks, ones, strict=True)
+        for one_more in (task, repeated(task, one), continued(task, one))
+    ]
+    found = on_two_ranks(given, tmp_path_factory.mktemp("two"))
+    return [
+        Runs(task, one, *found[start : start + 3], found[start + 4])
+        for task, one, start in zip(tasks, ones, (0, 6), strict=True)
+    ]
 
 
-@pytest.fixture(scope="module")
-def two(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return on_two_ranks(task, tmp_path_factory.mktemp("two"))
-
-
-def continued(task: Task, outcome: Outcome, **changes: object) -> Task:
-    return Task(task.folder, task.name, task.optimizer, files=outcome.files, **changes)
+def continued(task: Task, outcome: Outcome) -> Task:
+    return Task(task.folder, task.name, task.optimizer, files=outcome.files)
 
 
 def check_near(found: Outcome, expected: Outcome) -> None:
     for ours, theirs in zip(found.done, expected.done, strict=True):
-        assert ours.passes == theirs.passes
         assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-5, abs=1e-5)
         for mine, other in zip(logprobs(ours), logprobs(theirs), strict=True):
             np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
     assert found.norms == pytest.approx(expected.norms, rel=1e-5)
     assert found.files.keys() == expected.files.keys()
     for name in found.files:
-        if name.endswith(".safetensors"):
+        if name.endswith(".safetensors") and "optim" not in name:
             theirs = read(expected.files[name])
             for key, mine in read(found.files[name]).items():
                 np.testing.assert_allclose(mine, theirs[key], rtol=0, atol=1e-5, err_msg=key)
 
 
-def test_two_ranks_compute_what_one_does(one: Outcome, two: Outcome):
-    check_near(two, one)
-    assert {done.ranks for done in two.done} == {2}
-    assert two.refusals == one.refusals
-    assert all("data[2]" in refusal for refusal in two.refusals)
+def check_equal(found: Outcome, expected: Outcome) -> None:
+    assert found.states == expected.states
+    assert found.done[:-1] == expected.done[:-1]
+    assert found.files == expected.files
 
 
-def test_one_rank_repeats_a_log_of_two_bit_for_bit(task: Task, two: Outcome):
-    again = on_one_rank(Task(task.folder, task.name, task.optimizer, pasts=two.done))
-
-    assert again.states == two.states
-    assert again.done[:-1] == two.done[:-1]
-    assert again.files == two.files
-
-
-def test_two_ranks_repeat_their_own_log_and_that_of_one_bit_for_bit(
-    task: Task, one: Outcome, two: Outcome, tmp_path: Path
-):
-    for expected in (one, two):
-        pasts = Task(task.folder, task.name, task.optimizer, pasts=expected.done)
-        again = on_two_ranks(pasts, tmp_path)
-
-        assert again.states == expected.states
-        assert again.done[:-1] == expected.done[:-1]
-        assert again.files == expected.files
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_compute_what_one_does(both: list[Runs]):
+    for runs in both:
+        check_near(runs.two, runs.one)
+        assert {done.ranks for done in runs.two.done} == {2}
+        assert runs.two.refusals == runs.one.refusals
+        assert all("data[2]: its loss" in refusal for refusal in runs.two.refusals)
 
 
-def test_checkpoints_go_from_two_ranks_to_one_and_back(
-    task: Task, one: Outcome, two: Outcome, tmp_path: Path
-):
-    check_near(on_one_rank(continued(task, two)), on_one_rank(continued(task, one)))
-    check_near(on_two_ranks(continued(task, one), tmp_path), on_one_rank(continued(task, one)))
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_log_of_any_number_of_ranks_is_repeated_by_any_other_bit_for_bit(both: list[Runs]):
+    for runs in both:
+        check_equal(runs.two_again, runs.two)
+        check_equal(runs.two_as_one, runs.one)
+        check_equal(on_one_rank([repeated(runs.task, runs.two)])[0], runs.two)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_checkpoints_go_from_two_ranks_to_one_and_back(both: list[Runs]):
+    for runs in both:
+        of_two, of_one = on_one_rank([continued(runs.task, one) for one in (runs.two, runs.one)])
+
+        check_near(of_two, of_one)
+        check_near(runs.two_after_one, of_one)
+
+
+def test_each_pass_is_made_once_and_idle_ranks_are_last():
+    for passes in range(1, 9):
+        for shares in range(1, 5):
+            (at_once,) = rounds(passes, shares, at_once=True)
+            by_share = rounds(passes, shares, at_once=False)
+
+            assert sum(at_once, ()) == tuple(range(passes))
+            assert all(len(one) == shares for one in at_once[:-1])
+            assert len(by_share) == shares
+            for share, own in enumerate(by_share):
+                assert sum(own, ()) == tuple(k for k in range(passes) if k % shares == share)

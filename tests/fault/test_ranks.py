@@ -1,0 +1,72 @@
+"""A trainer of two ranks: when either of them is killed both are gone, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.fault.cluster import last_state, records, until
+from tests.integration.steps import datum, new_model
+from tinker import types as T
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="ranks are found, and end, as on Linux"),
+]
+
+BATCHES = ([60] * 40, [30], [64, 3, 20])
+"""Lengths of datums: many passes to be killed in, and fewer datums than ranks."""
+TRAINER = 'ranks = 2\nmicrobatch_tokens = 64\ndevice = "cpu"\nthreads = 1\n'
+
+
+def followers(trainer):
+    """The processes that it has started."""
+    pid = trainer.process.pid
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_gone(pid):
+    return not Path(f"/proc/{pid}").exists()
+
+
+def send_steps(model):
+    """Steps that were promised and not waited for."""
+    promised = []
+    for lengths in BATCHES:
+        data = [datum(range(5 + n % 7, 5 + n % 7 + n)) for n in lengths]
+        promised.append(model.forward_backward(data, "cross_entropy"))
+        promised.append(model.optim_step(T.AdamParams(learning_rate=1e-2)))
+    return promised
+
+
+def losses(promised):
+    return [future.result().metrics["loss:sum"] for future in promised[::2]]
+
+
+def test_a_run_goes_on_after_the_death_of_any_rank(new_cluster, clients):
+    cluster = new_cluster(trainer=TRAINER)
+    gateway, trainer = cluster.start("gateway", "trainer")
+    client = clients(cluster.server(gateway))
+    killed, spared = new_model(client), new_model(client)
+    found = []
+    for is_first in (False, True):
+        (second,) = followers(trainer)
+        promised = send_steps(killed)
+        promised[0].result()  # so that the rest is under way
+        os.kill(trainer.process.pid if is_first else second, signal.SIGKILL)
+        until(lambda: not trainer.is_running and is_gone(second), "both")  # noqa: B023
+        assert trainer.process.returncode == (-signal.SIGKILL if is_first else 1)
+        (trainer,) = cluster.start("trainer")
+        found.append(losses(promised))
+    assert found == [losses(send_steps(spared)) for _ in range(2)]
+    seqs = [record.seq for record in records(cluster.log(killed.model_id))]
+    assert seqs == list(range(13))
+
+    ends = {last_state(cluster.log(model.model_id)) for model in (killed, spared)}
+    assert len(ends) == 1
+    code, heard = cluster.audit("replay", killed.model_id)  # by one process
+    assert code == 0, heard
+    assert "compared 13 results and 7 states" in heard
