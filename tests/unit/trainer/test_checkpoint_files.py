@@ -216,7 +216,10 @@ DAMAGE: dict[str, tuple[Callable[[Files], Files], str]] = {
         "trained on other, this model is on tiny",
     ),
     "another alpha": (change_json(CONFIG, lora_alpha=16), r"alpha is 8\.0, but .* say 16\.0"),
-    "later format": (change_json(STATE, format=2), "format is 2 of adamw, this server reads 1 of adamw"),
+    "later format": (
+        change_json(STATE, format=2),
+        "format is 2 of adamw, this server reads 1 of adamw",
+    ),
     "dora": (change_json(CONFIG, use_dora=True), "use_dora is True, which this server does not"),
     "rslora": (change_json(CONFIG, use_rslora=True), "use_rslora is True"),
     "rank by module": (change_json(CONFIG, rank_pattern={"q_proj": 8}), "rank_pattern is "),
