@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fault.cluster import last_state, records, until
+from tests.fault.cluster import PATIENCE_S, last_state, records, until
 from tests.integration.steps import datum, new_model
 from tinker import types as T
 
@@ -70,3 +70,18 @@ def test_a_run_goes_on_after_the_death_of_any_rank(new_cluster, clients):
     code, heard = cluster.audit("replay", killed.model_id)  # by one process
     assert code == 0, heard
     assert "compared 13 results and 7 states" in heard
+
+
+def test_ranks_start_and_stop_together(new_cluster, clients):
+    cluster = new_cluster(trainer=TRAINER)
+    refused, ready = cluster.begin("trainer", mixing="mixed")
+    os.close(ready)
+    gateway, trainer = cluster.start("gateway", "trainer")
+    (second,) = followers(trainer)
+    losses(send_steps(new_model(clients(cluster.server(gateway)))))
+    trainer.process.terminate()
+
+    assert trainer.process.wait(PATIENCE_S) == 0
+    assert is_gone(second)
+    assert refused.process.wait(PATIENCE_S) == 2
+    assert "trainer.mixing: passes of 2 ranks are one model's each" in refused.log.read_text()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from tinsmith.config import Section
+from tinsmith_trainer.shares import MOST_RANKS
 
 
 class TrainerConfig(Section, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     """``mixed``: one pass serves several models that wait at once, which small requests need to
     keep a device busy; results then depend in the last bits on how many rows shared the pass, and
     the log says so. ``exact``: never. ``auto``: mixed on a GPU, exact on a CPU."""
-    ranks: Annotated[int, Meta(ge=1, le=64)] = 1
+    ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     """Processes of this trainer, each with a GPU of its own, that share the datums of a request;
     on a CPU they share its cores. See ``docs/running.md``."""
     checkpointing: bool = False

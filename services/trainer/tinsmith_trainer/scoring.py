@@ -12,7 +12,7 @@ from tinsmith.messages.base import Tensor
 from tinsmith.messages.ops import ForwardBackwardDone
 from tinsmith_trainer import custom_loss, mismatch, packing
 from tinsmith_trainer.parts import NEW, Part, Past, check_frame
-from tinsmith_trainer.shares import Alone, Sums, Team, rounds
+from tinsmith_trainer.shares import MOST_RANKS, Alone, Sums, Team, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -49,7 +49,7 @@ class Scoring:
         Results are in the order of the datums.
         """
         results: dict[int, Scored] = {}
-        shares = self.past.ranks or self.team.size
+        shares = self._shares()
         lengths = [len(example) for example in self.examples]
         plan = packing.plan(lengths, packing.budget(lengths, token_budget, shares))
         frames: dict[int, Frame | None] = {}
@@ -71,6 +71,15 @@ class Scoring:
         figures |= custom_loss.figures(self.loss, self.examples, ordered)
         in_order = tuple(frames[index] for index in range(len(plan)))
         return _done(ordered, plan, figures, in_order if any(in_order) else (), shares)
+
+    def _shares(self) -> int:
+        shares = self.team.size if self.past.ranks is None else self.past.ranks
+        if not 1 <= shares <= MOST_RANKS:
+            raise InvalidRequest(
+                f"ranks: {shares} is not from 1 to {MOST_RANKS}; the log is damaged, or from a "
+                "trainer with more"
+            )
+        return shares
 
     def _made(
         self, parts: Sequence[Part], alone: Callable[[Part], Made], *, at_once: bool

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+MOST_RANKS = 64
+
 
 class Team(Protocol):
     """The ranks of a trainer, as the passes of an op see them."""

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 from safetensors.numpy import load as read
-from tests.unit.trainer.examples import logprobs
+from tests.unit.trainer.examples import cross_entropy, logprobs, random_datum
 from tests.unit.trainer.ranked import Task, on_one_rank, on_two_ranks, repeated
 
+from tinsmith.errors import InvalidRequest
+from tinsmith.messages.ops import LoraShape
+from tinsmith_trainer.parts import Past
 from tinsmith_trainer.shares import rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.unit.trainer.ranked import Outcome
+
+    from tinsmith_trainer.engine import TrainingEngine
 
 OPTIMIZERS = ("adamw", "dimuon")
 
@@ -101,6 +106,13 @@ def test_checkpoints_go_from_two_ranks_to_one_and_back(both: list[Runs]):
 
         check_near(of_two, of_one)
         check_near(runs.two_after_one, of_one)
+
+
+@pytest.mark.parametrize("ranks", [-1, 0, 65])
+def test_a_number_of_ranks_that_cannot_be_is_refused(engine: TrainingEngine, ranks: int):
+    engine.create("m", LoraShape(rank=1))
+    with pytest.raises(InvalidRequest, match=r"ranks: .* damaged"):
+        engine.forward_backward("m", cross_entropy(random_datum(9)), Past(ranks=ranks))
 
 
 def test_each_pass_is_made_once_and_idle_ranks_are_last():
