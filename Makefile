@@ -14,7 +14,7 @@ CLIENTS := $(foreach version,$(shell cat tests/compat/versions.txt tests/compat/
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow test-fault test-parity test-clients clients-table test-cookbook cookbook check bench bench-log bench-trainer bench-tenants bench-gateway bench-weights help clean proto
+.PHONY: demo test test-slow test-fault test-parity test-gpu test-clients clients-table test-cookbook cookbook check bench bench-log bench-trainer bench-tenants bench-gateway bench-weights study-lora help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -34,6 +34,9 @@ test-fault: $(STAMP) ## kills of every process at random, and what must survive 
 
 test-parity: $(STAMP) ## whole runs, step by step, against an independent torch+peft script
 	@$(ENV) $(BIN)/python -m pytest -q tests/parity
+
+test-gpu: $(STAMP) ## what needs a GPU; skipped where there is none (TINSMITH_TEST_DEVICE=cpu: run there)
+	@$(ENV) $(BIN)/python -m pytest -q tests/gpu
 
 test-clients: $(STAMP) $(CLIENTS) ## every method and command of tinker clients 0.18 to 0.38 on one server
 	@$(ENV) $(BIN)/python -m pytest -q tests/compat
@@ -71,6 +74,9 @@ bench-gateway: $(STAMP) ## long polls, large requests and promises with 1 and 2 
 
 bench-weights: $(STAMP) ## weight changes: the codec, and publish to active through a broker, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.weights
+
+study-lora: $(STAMP) ## best learning rates of adapters by rank, and of all weights; JSON, table, plot
+	@$(ENV) $(BIN)/python -m tests.study.lora $(ARGS)
 
 proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.md
 	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto

@@ -19,6 +19,7 @@ from tinsmith.messages.base import encode
 from tinsmith.paths import DataDir
 from tinsmith.sealing import PLAIN, KeySeal, Seals
 from tinsmith.sealing.config import SealingConfig
+from tinsmith.sealing.master import KeySource
 
 SECRET = b"what nobody may read afterwards, "
 DONE = ops.SaveWeightsDone(path=(SECRET * 4).decode())
@@ -89,6 +90,26 @@ async def test_services_that_start_at_once_agree_on_one_master_key(bus, config, 
     assert all([isinstance(await Seals(bus, config).of(run), KeySeal) for run in runs])
     assert stat.S_IMODE(data.master_key.stat().st_mode) == 0o600
     assert [path.name for path in data.root.iterdir() if "master" in path.name] == ["master.key"]
+
+
+async def test_a_service_that_starts_while_another_makes_the_key_takes_that(
+    bus, config, monkeypatch
+):
+    """The other one is through with it between this one's looks at the file and the registry."""
+    run, loop, find = new_run(), asyncio.get_running_loop(), KeySource.find
+    others = [Seals(bus, config)]
+
+    def found_too_early(source):
+        found = find(source)
+        if others:
+            asyncio.run_coroutine_threadsafe(others.pop().make(run), loop).result(60)
+        return found
+
+    monkeypatch.setattr(KeySource, "find", found_too_early)
+    seals = Seals(bus, config)
+    made = await seals.make(run)
+
+    assert made.key == (await Seals(bus, config).of(run)).key
 
 
 async def test_the_registry_has_no_key_in_the_clear(bus, config, data):

@@ -31,8 +31,8 @@ from tinsmith.demo import model as demo_model
 from tinsmith.paths import cache_dir
 from tinsmith.testing import tiny_model
 
-LORA_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-FULL_RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+LORA_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+FULL_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 
 
 def study(plan, ranks, rates, full_rates, args):

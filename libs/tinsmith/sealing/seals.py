@@ -193,8 +193,9 @@ class Seals:
         """
         if self._found is not None:
             return self._found
-        master = await asyncio.to_thread(self._source.find)
+        # In this order: who enters a key has made its file before, if it is another service here.
         in_use = await self._masters.get(IN_USE)
+        master = await asyncio.to_thread(self._source.find)
         if master is None and in_use is None:
             await asyncio.to_thread(self._source.make)
             master = await asyncio.to_thread(self._source.find)
