@@ -31,7 +31,7 @@ from tinsmith.demo import model as demo_model
 from tinsmith.paths import cache_dir
 from tinsmith.testing import tiny_model
 
-LORA_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+LORA_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 FULL_RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 
 
@@ -118,10 +118,10 @@ def numbers(kind):
 
 def arguments(given=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--rows", type=int, default=8, help="questions of a step")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=4, help="questions of a step")
     parser.add_argument("--most", type=int, help="questions of each kind; else all")
-    parser.add_argument("--ranks", type=numbers(int), default=(1, 8, 32, 128))
+    parser.add_argument("--ranks", type=numbers(int), default=(1, 8, 128))
     parser.add_argument("--rates", type=numbers(float), default=LORA_RATES)
     parser.add_argument("--full-rates", type=numbers(float), default=FULL_RATES)
     parser.add_argument("--seed", type=int, default=0, help="of adapters and of the order")
