@@ -62,9 +62,6 @@ def test_a_whole_model_that_is_dropped_leaves_nothing(folders, device):
     assert held(device) == before
 
 
-@pytest.mark.xfail(
-    reason="the graph that kept_bytes measures refers to itself through its hooks: never freed"
-)
 def test_an_engine_that_is_let_go_leaves_nothing(folders, device):
     def used():
         engine = adapted(folders["llama"], device)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from tinsmith.messages.ops import LoraShape
 from tinsmith_trainer.adapters import Adapter
 from tinsmith_trainer.head import OutputHead
+from tinsmith_trainer.kept import kept_storages
 from tinsmith_trainer.lora import ActiveAdapter, Group
 from tinsmith_trainer.microbatch import PAD, MicroBatch
 from tinsmith_trainer.parts import Made, frames
@@ -83,15 +83,8 @@ class Passes:
         shape = LoraShape(rank=1)
         adapter = Adapter.fresh(shape, self.targets.of(shape), self._base.device)
         weights = {p.untyped_storage().data_ptr() for p in self._base.model.parameters()}
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
         ids_BT = torch.zeros((1, tokens), dtype=torch.int64, device=self._base.device)
-        with self._active.use(adapter.pairs), saved_tensors_hooks(keep, lambda tensor: tensor):
+        with self._active.use(adapter.pairs), kept_storages() as kept:
             self._base.backbone(input_ids=ids_BT, use_cache=False)
         weights.add(adapter.weights.untyped_storage().data_ptr())
         return sum(size for pointer, size in kept.items() if pointer not in weights)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from tinsmith_trainer.head import OutputHead
+from tinsmith_trainer.kept import kept_storages
 from tinsmith_trainer.microbatch import MicroBatch
 from tinsmith_trainer.parts import Made
 
@@ -97,15 +97,8 @@ class WholePasses:
 
     def kept_bytes(self, tokens: int) -> int:
         """What autograd keeps of a pass over ``tokens``, with every weight trained."""
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
         ids_BT = torch.zeros((1, tokens), dtype=torch.int64, device=self._base.device)
-        with self._parameters.trial(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        with self._parameters.trial(), kept_storages() as kept:
             self._base.backbone(input_ids=ids_BT, use_cache=False)
             weights = {p.untyped_storage().data_ptr() for p in self._base.model.parameters()}
         return sum(size for pointer, size in kept.items() if pointer not in weights)

@@ -91,11 +91,11 @@ def test_results_come_in_the_order_of_the_datums(engine: TrainingEngine, model: 
 
 def test_padding_changes_nothing_but_float_noise(engine: TrainingEngine, model: str):
     short, long = random_datum(3, seed=5), random_datum(61, seed=6)
-    engine._microbatch_tokens = 1000
+    engine.microbatch_tokens = 1000
     engine.forward_backward(model, cross_entropy(short, long))
     together = gradient(engine).clone()
     engine.optim_step(model, OptimStep(learning_rate=0.0))
-    engine._microbatch_tokens = 1
+    engine.microbatch_tokens = 61
     engine.forward_backward(model, cross_entropy(short, long))
 
     torch.testing.assert_close(gradient(engine), together, rtol=1e-4, atol=1e-4)
