@@ -7,7 +7,6 @@ import contextlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-import nats
 import structlog
 from blake3 import blake3
 
@@ -15,6 +14,7 @@ from tinsmith.bus import backlog, streams
 from tinsmith.bus import rpc as core
 from tinsmith.bus.anchors import Anchors
 from tinsmith.bus.audit import AuditTrail
+from tinsmith.bus.cancelling import CancellableClient
 from tinsmith.bus.claims import check_in, resolve
 from tinsmith.bus.facts import Facts
 from tinsmith.bus.lineages import Lineages
@@ -278,7 +278,8 @@ class _ConnectionEvents:
 async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Client:
     try:
         async with asyncio.timeout(config.connect_timeout_s):
-            return await nats.connect(
+            client = CancellableClient()
+            await client.connect(
                 config.url.split(","),
                 name=name,
                 error_cb=events.on_error,
@@ -288,7 +289,7 @@ async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Clie
                 # The first connection fails fast; later ones are retried for ever by nats-py.
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
+                reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it is slept for
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=2,
                 pending_size=PENDING_BYTES,
@@ -297,6 +298,7 @@ async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Clie
                 token=config.token or None,
                 user_credentials=config.credentials_file or None,
             )
+            return client
     except TRANSIENT as exc:
         msg = (
             f"bus.url: no NATS server answers at {config.url} ({type(exc).__name__}); start one "

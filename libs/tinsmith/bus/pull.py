@@ -21,6 +21,7 @@ import structlog
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
+from tinsmith.bus.cancelling import cancellable
 from tinsmith.bus.claims import resolve
 from tinsmith.bus.wire import RETRY_PAUSE_S, TRANSIENT, at
 from tinsmith.errors import BlobMissing, Fenced, SealBroken, ServerError
@@ -83,7 +84,7 @@ class Pull:
                 if left <= 0:
                     left = await self._ask()
                 try:
-                    msg = await sub.next_msg(timeout=HEARTBEAT_S * MISSED_HEARTBEATS)
+                    msg = await cancellable(sub.next_msg(HEARTBEAT_S * MISSED_HEARTBEATS))
                 except nats.errors.TimeoutError:
                     left = 0
                     continue

@@ -221,7 +221,8 @@ async def _ended(processes: Sequence[Process], timeout_s: float | None = None) -
 
 async def _happens(event: asyncio.Event, patience_s: float) -> bool:
     try:
-        await asyncio.wait_for(event.wait(), patience_s)
+        async with asyncio.timeout(patience_s):
+            await event.wait()
     except TimeoutError:
         return False
     return True

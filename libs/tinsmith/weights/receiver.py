@@ -202,7 +202,8 @@ class Receiver:
         """Until there is news, or the memory is due to be digested again."""
         due_s = self._checked_at + self._settings.recheck_s - time.monotonic()
         try:
-            await asyncio.wait_for(self._news.wait(), max(due_s, 0.0) if self.serving else None)
+            async with asyncio.timeout(max(due_s, 0.0) if self.serving else None):
+                await self._news.wait()
         except TimeoutError:
             self._unchecked = [] if self._held is None else list(self._held.digests)
 
