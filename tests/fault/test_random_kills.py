@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import subprocess
 import sys
@@ -12,12 +11,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.integration.auditing import bus_of
 from tests.integration.conftest import connect, start, stop
 from tests.integration.steps import datum, new_model, step
 
-from tinsmith.blobs import BlobStore
-from tinsmith.bus import Bus
-from tinsmith.config import BusConfig
 from tinsmith.messages import ops
 
 STEPS = 60
@@ -69,9 +66,7 @@ def kill_at_random(server, rng, pace):
 
 async def read_log(server, model_id):
     """(seqs, last state digest) of a run's log."""
-    url = json.loads((server.folder / "ready.json").read_text())["nats_url"]
-    blobs = BlobStore.open("", default=server.folder / "data" / "blobs")
-    async with Bus.connect(BusConfig(url=url), name="auditor", blobs=blobs) as bus:
+    async with bus_of(server) as bus:
         entries = [entry async for entry in bus.log.entries(model_id)]
     records = [entry for entry in entries if isinstance(entry, ops.Record)]
     states = [record.state_blake3 for record in records if record.state_blake3]

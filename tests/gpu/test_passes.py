@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.gpu.engines import DATA, adapted, apart, gradient, learn, scores
 from tests.unit.trainer.examples import logprobs
-from tests.unit.trainer.test_mixing import OPS, SHAPES, STEP, together
+from tests.unit.trainer.test_mixing import OPS, several, together
 
 from tinsmith.messages.ops import LoraShape
 from tinsmith.testing import tiny_model
@@ -71,16 +71,7 @@ def test_rows_of_one_pass_are_those_of_passes_of_their_own(folders, device, fami
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
 def test_a_pass_of_several_models_is_that_of_each_alone(folders, device, family, dtype):
-    def fresh():
-        base = base_model.load(str(folders[family]), name="tiny", device=device, dtype=dtype)
-        engine = TrainingEngine(base, microbatch_tokens=512)
-        for model_id, shape in SHAPES.items():
-            engine.create(model_id, shape)
-            engine.forward_backward(model_id, OPS["d"])  # so that no B is zero
-            engine.optim_step(model_id, STEP)
-        return engine
-
-    mixed, alone = fresh(), fresh()
+    mixed, alone = (several(folders[family], device=device, dtype=dtype) for _ in range(2))
     found = together(mixed, OPS)
     logprob, length = close(dtype)
     for model_id, op in OPS.items():

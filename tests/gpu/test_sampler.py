@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from tests.gpu.engines import adapted
+from tests.parity.agreement import require_same_logprobs
 from tests.unit.sampler.engines import bits, running
-from tests.unit.sampler.examples import prompt, row, scoring
-from tests.unit.trainer.examples import cross_entropy, datum, logprobs
-
-from tinsmith_trainer.checkpoint_files import to_files
+from tests.unit.sampler.examples import prompt, row
 
 pytestmark = pytest.mark.gpu
 FORMS = [
@@ -26,17 +23,7 @@ FORMS = [
 async def test_logprobs_are_the_trainers(folders, device, family, quantization, dtype, close):
     form = {"dtype": dtype, "quantization": quantization, "device": device}
     trainer = adapted(folders[family], **form)
-    files = to_files(trainer.snapshot("m"), with_optimizer=False)
-    async with running(folders[family], **form) as sampler:
-        await sampler.load_adapter("a", files)
-        made = await sampler.generate(row(prompt=prompt(40), max_tokens=20, adapter="a"))
-        text = np.concatenate([prompt(40), made.tokens])
-        scored = await sampler.score(scoring(text, adapter="a"))
-
-    op = cross_entropy(datum(text[:-1], text[1:]), forward_only=True)
-    (trained,) = logprobs(trainer.forward_backward("m", op))
-    np.testing.assert_allclose(made.logprobs, trained[39:], rtol=0, atol=close)
-    np.testing.assert_allclose(scored.logprobs[1:], trained, rtol=0, atol=close)
+    await require_same_logprobs(trainer, folders[family], form, close=close)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.integration.auditing import bus_of
 from tests.integration.conftest import start, stop
 from tests.integration.steps import PROBE, X, Y, probe
 from tests.integration.test_restarts import until_another
@@ -19,9 +18,6 @@ from tinker import types as T
 
 from tinsmith import config
 from tinsmith.adapters import version_of
-from tinsmith.blobs import BlobStore
-from tinsmith.bus import Bus
-from tinsmith.config import BusConfig
 from tinsmith.messages.ops import Record, SaveWeightsForSamplerDone
 from tinsmith.messages.sampling import SampleDone
 from tinsmith.messages.weights import LineageOpened, WeightsStored
@@ -41,15 +37,6 @@ def server(tmp_path, model_folder, request):
     running = start(tmp_path, model_folder=model_folder, extra=extra)
     yield running
     stop(running)
-
-
-@asynccontextmanager
-async def bus_of(server):
-    url = json.loads((server.folder / "ready.json").read_text())["nats_url"]
-    blobs = BlobStore.open("", default=server.folder / "data" / "blobs")
-    patient = BusConfig(url=url, connect_timeout_s=30)
-    async with Bus.connect(patient, name="auditor", blobs=blobs) as bus:
-        yield bus
 
 
 async def saves_of(server, bus, run):

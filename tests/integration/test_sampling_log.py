@@ -7,20 +7,17 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
 
 import msgspec
 import numpy as np
 import pytest
+from tests.integration.auditing import bus_of
 from tests.integration.conftest import connect, start, stop
 from tests.integration.steps import new_model, step
 from tinker import types as T
 
 from tinsmith import config, ids
-from tinsmith.blobs import BlobStore
-from tinsmith.bus import Bus
 from tinsmith.bus.samples import SampleAddress
-from tinsmith.config import BusConfig
 from tinsmith.errors import BrokerUnavailable
 from tinsmith.logbook.samples import open_samples
 from tinsmith.messages.base import decoder, encode
@@ -60,15 +57,6 @@ def tinsmith(server, *arguments, command="replay"):
     line += ["--config", str(server.folder / "tinsmith.toml")]
     line += ["--data-dir", str(server.folder / "data")]
     return subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
-
-
-@asynccontextmanager
-async def bus_of(server):
-    url = json.loads((server.folder / "ready.json").read_text())["nats_url"]
-    blobs = BlobStore.open("", default=server.folder / "data" / "blobs")
-    patient = BusConfig(url=url, connect_timeout_s=30)
-    async with Bus.connect(patient, name="auditor", blobs=blobs) as bus:
-        yield bus
 
 
 def samples_of(server, run):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 from blake3 import blake3
 
+from tinsmith.bus import history
 from tinsmith.bus.claims import HEADER
-from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, TRANSIENT, Rejected, following, publish
-from tinsmith.errors import BrokerUnavailable
+from tinsmith.bus.wire import ERR_MAX_PER_SUBJECT, Rejected, following, publish
+from tinsmith.errors import BrokerUnavailable, NotFound
 from tinsmith.messages.base import Message
 
 if TYPE_CHECKING:
@@ -22,45 +22,21 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 
-PATIENCE_S = 10.0
 DIGEST_DIGITS = 32
-
-
-class _State(msgspec.Struct):
-    subjects: dict[str, int] = {}
-
-
-class _Info(msgspec.Struct):
-    """The part of a stream's description that is needed; ``total`` counts subjects."""
-
-    state: _State
-    total: int = 0
 
 
 async def subjects(client: Client, queue: Queue[Any]) -> set[str]:
     """The subjects of everything that waits or is being worked on.
 
-    One request for each hundred thousand; the broker walks its index, no message is read.
+    The broker walks its index, no message is read.
 
     Raises:
-        BrokerUnavailable: the broker is away.
+        BrokerUnavailable: the broker is away, or has no such queue.
     """
-    found: set[str] = set()
-    while True:
-        asked = {"subjects_filter": queue.wildcard, "offset": len(found)}
-        try:
-            answer = await client.request(
-                f"$JS.API.STREAM.INFO.{queue.stream}",
-                msgspec.json.encode(asked),
-                timeout=PATIENCE_S,
-            )
-            info = msgspec.json.decode(answer.data, type=_Info)
-        except (*TRANSIENT, msgspec.ValidationError) as exc:
-            msg = f"the broker did not tell what is on {queue.stream} ({type(exc).__name__})"
-            raise BrokerUnavailable(msg) from exc
-        found.update(info.state.subjects)
-        if not info.state.subjects or len(found) >= info.total:
-            return found
+    try:
+        return set(await history.subjects(client, queue.stream, queue.wildcard))
+    except NotFound as exc:
+        raise BrokerUnavailable(str(exc)) from exc
 
 
 async def move_first(

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from blake3 import blake3
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tinsmith.bus.pull import ConsumerGone, Pull
+from tinsmith.bus.pull import ConsumerGone, Pull, reading_consumer
 from tinsmith.bus.wire import (
     ERR_WRONG_LAST_SEQUENCE,
     RETRY_PAUSE_S,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FOLLOW_BATCH = 100
-IDLE_CONSUMER_S = 30.0  # the broker forgets a follower that has died
 
 
 class Tip(NamedTuple):
@@ -143,7 +141,8 @@ async def follow(
             if (0 if end is None else end.seq or 0) < first - 1:
                 reason = f"{subjects.matching} ends before entry {first - 1}, which was read"
                 raise CutChain(reason)
-            info = await js.add_consumer(subjects.stream, _follower(subjects.matching, first))
+            wanted = reading_consumer(subjects.matching, first)
+            info = await js.add_consumer(subjects.stream, wanted)
             pull = Pull(client, subjects.stream, info.name, batch=FOLLOW_BATCH)
             async for msg in pull.messages():
                 seq = msg.metadata.sequence.stream
@@ -157,14 +156,3 @@ async def follow(
                 return
             log.warning("following interrupted", stream=subjects.stream, error=str(exc))
             await asyncio.sleep(RETRY_PAUSE_S * 5)
-
-
-def _follower(matching: str, first: int) -> ConsumerConfig:
-    return ConsumerConfig(
-        filter_subject=matching,
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=first,
-        ack_policy=AckPolicy.NONE,
-        mem_storage=True,
-        inactive_threshold=IDLE_CONSUMER_S,
-    )

@@ -7,9 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING, cast
 
 import msgspec
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tinsmith.bus.pull import ConsumerGone, Pull
+from tinsmith.bus.pull import ConsumerGone, Pull, reading_consumer
 from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
 from tinsmith.bus.wire import last as last_message
 from tinsmith.errors import BrokerUnavailable, NotFound
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
-    from nats.js.api import ConsumerInfo
+    from nats.js.api import ConsumerConfig, ConsumerInfo
 
 BATCH = 100
 SILENCE_S = 30.0  # without a message, then the caller hears of it
-IDLE_S = 30.0  # without a request, then the broker forgets the consumer
 _ERR_NO_STREAM = 10059
 
 
@@ -48,7 +46,7 @@ async def stretch(
     consumer = ""
     while first <= last:
         if not consumer:
-            wanted = _config(subject, first, headers_only=headers_only)
+            wanted = reading_consumer(subject, first, headers_only=headers_only)
             consumer = (await _consumer(connection[1], stream, wanted)).name
         batch = await _batch(connection[0], stream, consumer, last)
         for msg in batch:
@@ -98,7 +96,7 @@ async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[
 
 async def count(js: JetStreamContext, stream: str, subject: str) -> int:
     """How many messages the stream has on ``subject``. Raises BrokerUnavailable."""
-    return (await _consumer(js, stream, _config(subject, 1))).num_pending or 0
+    return (await _consumer(js, stream, reading_consumer(subject, 1))).num_pending or 0
 
 
 async def subjects(client: Client, stream: str, matching: str) -> dict[str, int]:
@@ -150,18 +148,6 @@ async def _page(client: Client, stream: str, request: dict[str, str | int]) -> _
         msg = f"the broker has no stream {stream}: no service of Tinsmith has run against it yet"
         raise NotFound(msg)
     raise BrokerUnavailable(f"the broker did not list {stream}: {info.error.description}")
-
-
-def _config(subject: str, first: int, *, headers_only: bool = False) -> ConsumerConfig:
-    return ConsumerConfig(
-        filter_subject=subject,
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=first,
-        ack_policy=AckPolicy.NONE,
-        mem_storage=True,
-        inactive_threshold=IDLE_S,
-        headers_only=headers_only or None,
-    )
 
 
 async def _consumer(js: JetStreamContext, stream: str, config: ConsumerConfig) -> ConsumerInfo:

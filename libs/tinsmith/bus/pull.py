@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import nats.errors
 import structlog
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import BadRequestError, NotFoundError
 
 from tinsmith.bus.cancelling import cancellable
@@ -47,6 +47,7 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 2.5
 POSTPONE_S = 2.0
+IDLE_CONSUMER_S = 30.0  # then the broker forgets a reader, that has died
 BLOB_TRIES = 4  # to read what is not in the blob store
 BEATS = 3  # in the time after which the broker gives a silent taker's message to another
 
@@ -381,4 +382,20 @@ def work_consumer(
         ack_wait=ack_wait_s,
         max_ack_pending=window,
         max_deliver=-1,
+    )
+
+
+def reading_consumer(subject: str, first: int, *, headers_only: bool = False) -> ConsumerConfig:
+    """A consumer for what a stream has on ``subject`` from a stream sequence on, in order.
+
+    The broker forgets one that nothing is asked of for a while.
+    """
+    return ConsumerConfig(
+        filter_subject=subject,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=first,
+        ack_policy=AckPolicy.NONE,
+        mem_storage=True,
+        inactive_threshold=IDLE_CONSUMER_S,
+        headers_only=headers_only or None,
     )

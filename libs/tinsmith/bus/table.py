@@ -14,7 +14,7 @@ import structlog
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError
 
-from tinsmith.bus.pull import ConsumerGone, Pull
+from tinsmith.bus.pull import IDLE_CONSUMER_S, ConsumerGone, Pull
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.wire import (
     ERR_WRONG_LAST_SEQUENCE,
@@ -42,7 +42,6 @@ log = structlog.get_logger(__name__)
 M = TypeVar("M", bound=Message)
 
 SNAPSHOT_BATCH = 500
-IDLE_CONSUMER_S = 30.0  # the broker forgets a watcher that has died
 _ERR_NO_MESSAGE = 10043  # erased by someone else meanwhile
 DELETED = b""  # the value that stands for "no entry"
 

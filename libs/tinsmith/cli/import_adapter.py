@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinsmith import ids, whole
 from tinsmith.cli import service_commands
+from tinsmith.closed_sessions import closed_session
 from tinsmith.errors import InvalidRequest, NotFound
 from tinsmith.logbook.installation import connect
 from tinsmith.messages.checkpoints import CommitCheckpoint, GetCheckpoint
-from tinsmith.messages.registry import Run, Session
+from tinsmith.messages.registry import Run
 from tinsmith.messages.table import COMMIT_CHECKPOINT, GET_CHECKPOINT, RUNS, SESSIONS
 from tinsmith.portable.adapter_folder import check_base, config_of, read_adapter
 from tinsmith.portable.owner import owner_of
@@ -99,21 +99,12 @@ async def _register(
     bus: Bus, owner: str, session_id: str, options: Options, lora: LoraShape
 ) -> Run:
     """A run that was never trained, in a session that is over, as copies have them."""
-    now_ns = time.time_ns()
-    session = Session(
-        session_id=session_id,
-        owner=owner,
-        created_ns=now_ns,
-        status="finished",
-        detail="made for an import",
-        finish_reason="success",
-        ended_ns=now_ns,
-    )
+    session = closed_session(session_id, owner, "an import")
     run = Run(
         model_id=ids.model_id(session_id, 0),
         session_id=session_id,
         owner=owner,
-        created_ns=now_ns,
+        created_ns=session.created_ns,
         base_model=options.base,
         lora=lora,
         user_metadata={"imported_from": options.folder.name[:200]},

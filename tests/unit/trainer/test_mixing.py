@@ -44,18 +44,20 @@ def folder(request, tmp_path_factory):
     return tiny_model.build(tmp_path_factory.mktemp("mixing") / "m", family=request.param)
 
 
+def several(folder, **form):
+    """An engine with a model of each of SHAPES, trained for a step."""
+    base = base_model.load(str(folder), name="tiny", **form)
+    engine = TrainingEngine(base, microbatch_tokens=512)
+    for model_id, shape in SHAPES.items():
+        engine.create(model_id, shape)
+        engine.forward_backward(model_id, OPS["d"])  # so that no B is zero
+        engine.optim_step(model_id, STEP)
+    return engine
+
+
 @pytest.fixture
 def fresh(folder):
-    def fresh():
-        base = base_model.load(str(folder), name="tiny")
-        engine = TrainingEngine(base, microbatch_tokens=512)
-        for model_id, shape in SHAPES.items():
-            engine.create(model_id, shape)
-            engine.forward_backward(model_id, OPS["d"])  # so that no B is zero
-            engine.optim_step(model_id, STEP)
-        return engine
-
-    return fresh
+    return lambda: several(folder)
 
 
 def together(engine, ops):

@@ -10,9 +10,10 @@ from aiohttp import web
 from blake3 import blake3
 
 from tinsmith import ids
+from tinsmith.closed_sessions import closed_session
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.checkpoints import CopyCheckpoint
-from tinsmith.messages.registry import Run, Session
+from tinsmith.messages.registry import Run
 from tinsmith.messages.table import COPY_CHECKPOINT
 from tinsmith_gateway import bodies, responses
 from tinsmith_gateway.audit import record
@@ -25,6 +26,7 @@ from tinsmith_gateway.wire.training import check_ttl
 
 if TYPE_CHECKING:
     from tinsmith.messages.checkpoints import Checkpoint
+    from tinsmith.messages.registry import Session
 
 
 async def copy_weights(request: web.Request) -> web.Response:
@@ -75,17 +77,7 @@ async def _own_session(
         named = f"copy\0{owner}\0{repeat_key}".encode(errors="surrogateescape")
         digest = blake3(named).digest(17)
         session_id = base64.b32encode(digest).decode().lower()[:26]
-    now_ns = time.time_ns()
-    session = Session(
-        session_id=session_id,
-        owner=owner,
-        created_ns=now_ns,
-        status="finished",
-        detail="made for a copy",
-        finish_reason="success",
-        ended_ns=now_ns,
-        project_id=project,
-    )
+    session = closed_session(session_id, owner, "a copy", project_id=project)
     return await gateway.registry.sessions.table.create(ids.token(session_id), session)
 
 
