@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 from blake3 import blake3
 
-from tinsmith.bus.pull import ConsumerGone, Pull, reading_consumer
+from tinsmith.bus.consumers import reading_consumer
+from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.wire import (
     ERR_WRONG_LAST_SEQUENCE,
     RETRY_PAUSE_S,

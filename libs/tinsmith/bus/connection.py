@@ -16,10 +16,11 @@ from tinsmith.bus.anchors import Anchors
 from tinsmith.bus.audit import AuditTrail
 from tinsmith.bus.cancelling import CancellableClient
 from tinsmith.bus.claims import check_in, resolve
+from tinsmith.bus.consumers import work_consumer
 from tinsmith.bus.facts import Facts
 from tinsmith.bus.lineages import Lineages
 from tinsmith.bus.log import CommitLog
-from tinsmith.bus.pull import Worklist, work_consumer
+from tinsmith.bus.pull import Worklist
 from tinsmith.bus.results import ResultStore
 from tinsmith.bus.samples import SampleLog
 from tinsmith.bus.table import Table

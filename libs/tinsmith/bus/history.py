@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from tinsmith.bus.pull import ConsumerGone, Pull, reading_consumer
+from tinsmith.bus.consumers import reading_consumer
+from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.wire import READ_PATIENCE_S, RETRY_PAUSE_S, TRANSIENT
 from tinsmith.bus.wire import last as last_message
 from tinsmith.errors import BrokerUnavailable, NotFound

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import nats.errors
 import structlog
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import BadRequestError, NotFoundError
 
 from tinsmith.bus.cancelling import cancellable
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
+    from nats.js.api import ConsumerConfig
 
     from tinsmith.blobs import BlobStore
     from tinsmith.messages.table import Queue
@@ -47,7 +47,6 @@ EXPIRES_S = 30.0
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 2.5
 POSTPONE_S = 2.0
-IDLE_CONSUMER_S = 30.0  # then the broker forgets a reader, that has died
 BLOB_TRIES = 4  # to read what is not in the blob store
 BEATS = 3  # in the time after which the broker gives a silent taker's message to another
 
@@ -365,37 +364,3 @@ class Worklist(Generic[M]):
             return await self._js.delete_consumer(self._queue.stream, name)
         except NotFoundError:
             return False
-
-
-def work_consumer(
-    queue: Queue[M], name: str, *, window: int, ack_wait_s: float, **tokens: str
-) -> ConsumerConfig:
-    """A durable consumer over the part of ``queue`` whose subject holds ``tokens``.
-
-    ``max_deliver`` stays unlimited: on a work queue a message that ran out of deliveries would
-    stay for ever and later ones would overtake it.
-    """
-    return ConsumerConfig(
-        durable_name=name,
-        filter_subject=queue.subject(**tokens),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ack_wait_s,
-        max_ack_pending=window,
-        max_deliver=-1,
-    )
-
-
-def reading_consumer(subject: str, first: int, *, headers_only: bool = False) -> ConsumerConfig:
-    """A consumer for what a stream has on ``subject`` from a stream sequence on, in order.
-
-    The broker forgets one that nothing is asked of for a while.
-    """
-    return ConsumerConfig(
-        filter_subject=subject,
-        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-        opt_start_seq=first,
-        ack_policy=AckPolicy.NONE,
-        mem_storage=True,
-        inactive_threshold=IDLE_CONSUMER_S,
-        headers_only=headers_only or None,
-    )

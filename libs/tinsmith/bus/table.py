@@ -14,7 +14,8 @@ import structlog
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError
 
-from tinsmith.bus.pull import IDLE_CONSUMER_S, ConsumerGone, Pull
+from tinsmith.bus.consumers import IDLE_CONSUMER_S
+from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.wire import (
     ERR_WRONG_LAST_SEQUENCE,
