@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinsmith.blobs.place import Stored
 from tinsmith.blobs.store import BlobStore
 
-__all__ = ["BlobStore"]
+__all__ = ["BlobStore", "Stored"]

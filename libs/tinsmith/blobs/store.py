@@ -8,59 +8,64 @@ that moment is aborted.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
 from blake3 import blake3
-from obstore.store import LocalStore, from_url
 
-from tinsmith.blobs import trash
-from tinsmith.errors import BlobMissing, ServerError, StartupError, StorageFull
+from tinsmith.blobs.errors import told, write_error
+from tinsmith.blobs.folder import Folder
+from tinsmith.blobs.opening import objects
+from tinsmith.errors import BlobMissing, ServerError, StartupError
 from tinsmith.messages.base import BlobRef
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from obstore.store import ObjectStore
+    from tinsmith.blobs.place import Place, Stored
+    from tinsmith.config import BlobsConfig
 
-READ_BYTES = 1 << 20  # in one piece, when a part is read in pieces
-HASH_IN_THREAD_BYTES = 1 << 20  # below this, hashing is cheaper than a thread hop
+READ_BYTES = 4 << 20  # in one piece, when a part is read in pieces
+GET_BYTES = 16 << 20  # in one request, when all of it is read
+HASH_IN_THREAD_BYTES = 4 << 20  # below this, hashing is cheaper than a thread hop
+_FAULTS = (OSError, obstore.exceptions.BaseError)
 
 
 class BlobStore:
     """A flat, content-addressed store. Putting the same bytes twice stores them once."""
 
-    def __init__(self, store: ObjectStore, *, folder: Path | None, where: str) -> None:
-        self._store = store
-        self._folder = folder  # set when the store is a local folder, which we must fsync
-        self._where = where
+    def __init__(self, place: Place, *, where: str) -> None:
+        self._place = place
+        self.where = where
+        """The folder, or the address, for people."""
 
     @classmethod
-    def open(cls, url: str, *, default: Path) -> BlobStore:
+    def open(cls, url: str, *, default: Path, settings: BlobsConfig | None = None) -> BlobStore:
         """Open ``url`` (file:///..., s3://bucket/prefix, memory:///), or the default folder.
+
+        ``settings`` are those of an object store.
 
         Raises:
             StartupError: the URL is not understood, or the folder cannot be made.
         """
         try:
             if url in ("", f"file://{default}"):
-                return cls._open_folder(default)
+                return cls(Folder(default), where=str(default))
             if url.startswith("file://"):
-                return cls._open_folder(Path(url.removeprefix("file://")))
-            return cls(from_url(url), folder=None, where=url)
-        except (OSError, ValueError, obstore.exceptions.BaseError) as exc:
-            msg = f"blobs.url: cannot open {url or str(default)!r}: {exc}"
+                folder = Path(url.removeprefix("file://"))
+                return cls(Folder(folder), where=str(folder))
+            return cls(objects(url, settings), where=url)
+        except (*_FAULTS, ValueError) as exc:
+            msg = f"blobs.url: cannot open {url or str(default)!r}: {told(exc)}"
             raise StartupError(msg) from exc
 
     @classmethod
-    def _open_folder(cls, folder: Path) -> BlobStore:
-        folder.mkdir(parents=True, exist_ok=True)
-        trash.recover(folder)
-        return cls(LocalStore(folder), folder=folder, where=str(folder))
+    def configured(cls, settings: BlobsConfig, *, default: Path) -> BlobStore:
+        """The store that the configuration means; otherwise as ``open``."""
+        return cls.open(settings.url, default=default, settings=settings)
 
     async def put(self, data: bytes) -> BlobRef:
         """Store ``data`` durably and name it.
@@ -69,19 +74,16 @@ class BlobStore:
             StorageFull: the disk or the quota is full; nothing is left half-written.
             ServerError: the store cannot be written for another reason.
         """
-        ref = BlobRef(await _digest(data), len(data))
-        key = _key(ref)
+        ref = await self.name(data)
         try:
-            if await self._has(key, ref.size) and await self._touch(key):
-                return ref
-            # In parts, a failed write to a folder leaves what it has written for a while.
-            in_parts = False if self._folder is not None else None
-            await asyncio.to_thread(obstore.put, self._store, key, data, use_multipart=in_parts)
-            if self._folder is not None:
-                await asyncio.to_thread(_fsync, self._folder / key)
-        except (OSError, obstore.exceptions.BaseError) as exc:
-            raise self._write_error(exc) from exc
+            await asyncio.to_thread(self._place.put, _key(ref), data)
+        except _FAULTS as exc:
+            raise write_error(exc, self.where) from exc
         return ref
+
+    async def name(self, data: bytes) -> BlobRef:
+        """What ``data`` is called, whether it is there or not."""
+        return BlobRef(await _digest(data), len(data))
 
     async def get(self, ref: BlobRef) -> bytes:
         """The bytes that ``ref`` names, verified.
@@ -91,9 +93,9 @@ class BlobStore:
             ServerError: the store cannot be read now; it may come back.
         """
         with self._reading(ref):
-            data = await asyncio.to_thread(self._read, _key(ref))
+            data = await asyncio.to_thread(self._read, ref)
         if len(data) != ref.size or await _digest(data) != ref.blake3:
-            msg = f"blob {ref.blake3} in {self._where} is damaged: its bytes have another digest"
+            msg = f"blob {ref.blake3} in {self.where} is damaged: its bytes have another digest"
             raise BlobMissing(msg)
         return data
 
@@ -105,14 +107,10 @@ class BlobStore:
             ServerError: the store cannot be read now.
         """
         for first in range(start, end, READ_BYTES):
-            yield await self._part(ref, first, min(first + READ_BYTES, end))
-
-    async def _part(self, ref: BlobRef, start: int, end: int) -> bytes:
-        with self._reading(ref):
-            part = await asyncio.to_thread(
-                obstore.get_range, self._store, _key(ref), start=start, end=end
-            )
-        return bytes(part)
+            last = min(first + READ_BYTES, end)
+            with self._reading(ref):
+                piece = await asyncio.to_thread(self._piece, ref, first, last)
+            yield piece
 
     @contextmanager
     def _reading(self, ref: BlobRef) -> Iterator[None]:
@@ -120,59 +118,80 @@ class BlobStore:
         try:
             yield
         except FileNotFoundError as exc:
-            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self._where}"
+            msg = f"blob {ref.blake3} ({ref.size} bytes) is not in {self.where}"
             raise BlobMissing(msg) from exc
-        except (OSError, obstore.exceptions.BaseError) as exc:
-            msg = f"blob store {self._where} cannot be read: {exc}"
+        except _FAULTS as exc:
+            msg = f"blob store {self.where} cannot be read: {told(exc)}"
             raise ServerError(msg) from exc
 
-    def _read(self, key: str) -> bytes:
-        return bytes(obstore.get(self._store, key).bytes())
+    def _read(self, ref: BlobRef) -> bytes:
+        """In requests of a bounded size: one that breaks off does not begin at the beginning."""
+        if ref.size <= GET_BYTES:
+            return self._whole(ref)
+        data = BytesIO()
+        for first in range(0, ref.size, GET_BYTES):
+            data.write(self._piece(ref, first, min(first + GET_BYTES, ref.size)))
+        return data.getvalue()
+
+    def _whole(self, ref: BlobRef) -> bytes:
+        try:
+            return bytes(obstore.get(self._place.store, _key(ref)).bytes())
+        except FileNotFoundError:
+            return bytes(obstore.get(self._place.store, self._other_key(ref)).bytes())
+
+    def _piece(self, ref: BlobRef, start: int, end: int) -> bytes:
+        store = self._place.store
+        try:
+            return bytes(obstore.get_range(store, _key(ref), start=start, end=end))
+        except FileNotFoundError:
+            return bytes(obstore.get_range(store, self._other_key(ref), start=start, end=end))
+
+    def _other_key(self, ref: BlobRef) -> str:
+        """Where it is if it is not where it is looked for first; FileNotFoundError."""
+        if (key := self._place.find(_key(ref), ref.size)) is None:
+            raise FileNotFoundError(ref.blake3)
+        return key
 
     async def has(self, ref: BlobRef) -> bool:
-        """Whether the bytes are there, by name and size alone."""
-        return await self._has(_key(ref), ref.size)
+        """Whether the bytes are there, by name and size alone.
 
-    @property
-    def can_free(self) -> bool:
-        """Whether ``free`` ever deletes anything."""
-        return self._folder is not None
+        Raises:
+            ServerError: the store cannot be asked now.
+        """
+        with self._reading(ref):
+            return await asyncio.to_thread(self._place.find, _key(ref), ref.size) is not None
 
     async def free(self, ref: BlobRef, *, unused_s: float) -> bool:
         """Delete bytes that nobody has put for ``unused_s``; whether they are gone.
 
-        The caller knows that nothing refers to them. Only a folder can be freed: an object store
-        has no way to delete on the condition that nobody has put the same bytes meanwhile.
+        The caller knows that nothing refers to them.
 
         Raises:
-            ServerError: the folder cannot be written.
+            ServerError: the store cannot be written.
         """
-        if self._folder is None:
-            return False
         try:
-            return await asyncio.to_thread(trash.free, self._folder, _key(ref), unused_s)
-        except OSError as exc:
-            raise self._write_error(exc) from exc
+            return await asyncio.to_thread(self._place.free, _key(ref), unused_s)
+        except _FAULTS as exc:
+            raise write_error(exc, self.where) from exc
 
-    async def _touch(self, key: str) -> bool:
-        """Mark bytes as put just now, which keeps ``free`` off; False when they are gone."""
-        if self._folder is None:
-            return True
-        return await asyncio.to_thread(trash.touch, self._folder / key)
-
-    async def _has(self, key: str, size: int) -> bool:
+    async def stored(self) -> list[Stored]:
+        """Everything that is there. Raises ServerError when the store cannot be listed."""
         try:
-            return (await asyncio.to_thread(obstore.head, self._store, key))["size"] == size
-        except FileNotFoundError:
-            return False
+            return await asyncio.to_thread(lambda: list(self._place.stored()))
+        except _FAULTS as exc:
+            msg = f"blob store {self.where} cannot be listed: {told(exc)}"
+            raise ServerError(msg) from exc
 
-    def _write_error(self, exc: Exception) -> ServerError:
-        full = os.strerror(errno.ENOSPC)
-        if full in str(exc):
-            return StorageFull(
-                f"blob store {self._where} is full ({full}); free space or move it, then retry"
-            )
-        return ServerError(f"blob store {self._where} cannot be written: {exc}")
+    async def leftovers(self, *, older_s: float, remove: bool) -> int:
+        """Bytes of writes that died ``older_s`` ago or earlier; see ``Place``.
+
+        Raises:
+            ServerError: the store cannot be written.
+        """
+        try:
+            return await asyncio.to_thread(self._place.leftovers, older_s, remove=remove)
+        except _FAULTS as exc:
+            raise write_error(exc, self.where) from exc
 
 
 def _key(ref: BlobRef) -> str:
@@ -183,13 +202,3 @@ async def _digest(data: bytes) -> str:
     if len(data) < HASH_IN_THREAD_BYTES:
         return blake3(data).hexdigest()
     return await asyncio.to_thread(lambda: blake3(data).hexdigest())
-
-
-def _fsync(path: Path) -> None:
-    """Make a new file and its directory entry survive a power cut."""
-    for target in (path, path.parent):
-        fd = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

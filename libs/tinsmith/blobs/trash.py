@@ -41,10 +41,24 @@ def free(folder: Path, key: str, unused_s: float) -> bool:
     except FileNotFoundError:
         return True
     if not _is_unused(aside, unused_s):
-        aside.rename(path)
+        with contextlib.suppress(FileNotFoundError):  # somebody has rescued it
+            aside.rename(path)
         return False
     aside.unlink(missing_ok=True)
     return True
+
+
+def rescue(folder: Path, key: str) -> bool:
+    """Move ``folder / key`` back if somebody has moved it aside; whether there was anything.
+
+    Who moved it finds nothing to delete then, and whoever died before moving it back is made up
+    for when it is needed.
+    """
+    for aside in (folder / ASIDE).glob(f"{key.replace('/', '.')}.*"):
+        with contextlib.suppress(FileNotFoundError):
+            aside.rename(folder / key)
+            return True
+    return False
 
 
 def recover(folder: Path) -> None:

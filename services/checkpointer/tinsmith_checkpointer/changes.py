@@ -74,6 +74,7 @@ class Changes:
             user_metadata={},
             public=False,
             copied_from=source.path,
+            log_model_id=source.log_model_id or source.model_id,
         )
         return await self._checkpoints.create(ids.checkpoint_key(path), made)
 

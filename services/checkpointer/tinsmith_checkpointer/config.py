@@ -17,8 +17,11 @@ class CheckpointerConfig(Section, frozen=True, kw_only=True):
     upkeep_s: Annotated[float, Meta(gt=0)] = 300.0
     """How often it is looked for what has expired, and for parts that can be freed."""
     free_bytes: bool = True
-    """Delete the bytes of checkpoints that ended. Only in a folder, and only when no other
-    installation of Tinsmith has its blobs in it."""
+    """Delete the bytes of checkpoints that ended, and blobs that nothing refers to. Only when no
+    other installation of Tinsmith has its blobs in the same folder, or under the same URL."""
+    collect_hours: Annotated[float, Meta(ge=0)] = 24.0
+    """How often all blobs are compared with what needs them, to find those that a save which died
+    has left; 0: only when ``tinsmith gc`` is run."""
     grace_s: Annotated[float, Meta(gt=0)] = 86400.0
     """How long such bytes are kept nevertheless, for who reads or saves the same ones now."""
     expired_days: Annotated[float, Meta(ge=0)] = 30.0

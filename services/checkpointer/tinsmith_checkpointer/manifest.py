@@ -39,6 +39,9 @@ def build(request: CommitCheckpoint, *, owner: str, now_ns: int) -> Checkpoint:
         user_metadata=request.user_metadata,
         optimizer=request.optimizer,
         published=request.published,
+        state_blake3=request.state_blake3,
+        base_blake3=request.base_blake3,
+        tokenizer_id=request.tokenizer_id,
     )
 
 

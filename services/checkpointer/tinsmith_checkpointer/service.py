@@ -13,6 +13,8 @@ from tinsmith.bus.views import View
 from tinsmith.errors import BlobMissing, InvalidRequest, NotFound
 from tinsmith.messages import table
 from tinsmith.messages.checkpoints import Checkpoint, CommitCheckpoint, CommitCheckpointDone
+from tinsmith.metrics import names as metrics
+from tinsmith.parts import check_parts
 from tinsmith.service import run_service
 from tinsmith_checkpointer import manifest
 from tinsmith_checkpointer.anchoring import keep_anchoring
@@ -60,6 +62,17 @@ class Checkpointer:
             BlobMissing: a part is not in the blob store.
             NotFound: the run is not registered.
         """
+        outcome = "failed"
+        try:
+            with metrics.CHECKPOINT_SECONDS.time():
+                done = await self._committed(request)
+            outcome = "done"
+        finally:
+            metrics.COMMITS.labels(request.kind, outcome).inc()
+        metrics.COMMITTED_BYTES.labels(request.kind).inc(done.size_bytes)
+        return done
+
+    async def _committed(self, request: CommitCheckpoint) -> CommitCheckpointDone:
         if not request.recipients:
             return await self._commit(request)
         # It may take longer than whoever asked has waited before asking again.
@@ -78,9 +91,12 @@ class Checkpointer:
             await self._discards.of_parts(key, str(path), request.parts)  # stored once more
             return CommitCheckpointDone(path=existing.path, size_bytes=existing.size_bytes)
         await self._check_parts(request)
-        sealed = await encrypted(self._blobs, request)
-        # What was encrypted is not kept for this; nor are the ciphertexts if another came first.
-        await self._discards.of_parts(key, str(path), {**request.parts, **sealed.parts})
+        # What was encrypted is not kept for this; nor are the ciphertexts if this breaks off, or
+        # another came first.
+        await self._discards.of_parts(key, str(path), request.parts)
+        sealed = await encrypted(
+            self._blobs, request, lambda parts: self._discards.of_parts(key, str(path), parts)
+        )
         return await self._commit(sealed)
 
     async def _commit(self, request: CommitCheckpoint) -> CommitCheckpointDone:
@@ -142,6 +158,7 @@ class Checkpointer:
                 await self._discards.of_sampler(sampler)
 
     async def _check_parts(self, request: CommitCheckpoint) -> None:
+        check_parts(request.parts)
         if len(request.parts) > self._config.max_parts:
             msg = (
                 f"parts: {len(request.parts)} files are over checkpointer.max_parts "

@@ -13,29 +13,37 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from tinsmith.messages import table
-from tinsmith_checkpointer.references import References
+from tinsmith.metrics import names as metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from structlog.stdlib import BoundLogger
 
     from tinsmith.blobs import BlobStore
     from tinsmith.bus import Bus
     from tinsmith.messages.base import BlobRef
     from tinsmith.messages.checkpoints import Discarded
-    from tinsmith.sealing import Seals
+    from tinsmith_checkpointer.references import References
 
 
 class Sweep:
     """Works off what was discarded. Several may at the same time: a part is freed once."""
 
     def __init__(
-        self, bus: Bus, blobs: BlobStore, seals: Seals, logger: BoundLogger, *, grace_s: float
+        self,
+        bus: Bus,
+        blobs: BlobStore,
+        references: References,
+        logger: BoundLogger,
+        *,
+        grace_s: float,
     ) -> None:
         self._table = bus.table(table.DISCARDED)
         self._blobs = blobs
         self._log = logger
         self._grace_s = grace_s
-        self._references = References(bus, seals)
+        self._references = references
         self._notes: dict[str, Discarded] = {}
 
     def note(self, key: str, discarded: Discarded | None) -> None:
@@ -44,6 +52,7 @@ class Sweep:
             self._notes.pop(key, None)
         else:
             self._notes[key] = discarded
+        metrics.DISCARDED.set(len(self._notes))
 
     async def run(self) -> int:
         """Free what is due now; how many bytes that was.
@@ -55,10 +64,10 @@ class Sweep:
         due = {k: note for k, note in self._notes.items() if note.discarded_ns <= before_ns}
         if not due:
             return 0
-        needed = await self._references.now()
+        needed = await self._references.of_parts()
         return sum([await self._free(key, note, needed) for key, note in due.items()])
 
-    async def _free(self, key: str, note: Discarded, needed: set[str]) -> int:
+    async def _free(self, key: str, note: Discarded, needed: Container[str]) -> int:
         kept: dict[str, BlobRef] = {}
         freed = 0
         for name, ref in note.parts.items():
@@ -73,5 +82,6 @@ class Sweep:
             await self._table.put(key, later)
         else:
             await self._table.delete(key)
+        metrics.FREED_BYTES.inc(freed)
         self._log.info("parts freed", path=note.path, freed_bytes=freed, kept=sorted(kept))
         return freed

@@ -10,9 +10,12 @@ from msgspec import structs
 from tinsmith import ids
 from tinsmith.bus.views import View
 from tinsmith.messages import table
+from tinsmith.metrics import names as metrics
+from tinsmith_checkpointer.collection import Collection
 from tinsmith_checkpointer.discarding import Discards
 from tinsmith_checkpointer.expiry import is_expired, is_left_over, is_over
 from tinsmith_checkpointer.metering import account_of, key_of
+from tinsmith_checkpointer.references import References
 from tinsmith_checkpointer.retention import RetentionConfig
 from tinsmith_checkpointer.rounds import keep_going_round
 from tinsmith_checkpointer.sweep import Sweep
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from tinsmith_checkpointer.config import CheckpointerConfig
 
 DAY_S = 86400.0
+FIRST_COLLECTION_S = 3600.0  # after the start, at the latest
 
 
 class Upkeep:
@@ -42,8 +46,10 @@ class Upkeep:
         self._usage = View(bus.table(table.USAGE), lambda _: "")
         self._discarded = bus.table(table.DISCARDED)
         self._forgets = context.config.section(RetentionConfig).is_needed
-        self._can_free = context.blobs.can_free
-        self._sweep = Sweep(bus, context.blobs, context.seals, context.log, grace_s=config.grace_s)
+        references, grace_s = References(bus, context.seals), config.grace_s
+        self._sweep = Sweep(bus, context.blobs, references, context.log, grace_s=grace_s)
+        self._collection = Collection(bus, context.blobs, references, grace_s=grace_s)
+        self._collect_s = min(config.collect_hours * 3600, FIRST_COLLECTION_S) + time.monotonic()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -60,8 +66,18 @@ class Upkeep:
         await self._end_samplers()
         await self._end_sessions()
         await self._end_usage()
-        if self._config.free_bytes and self._can_free:
+        if self._config.free_bytes:
             await self._sweep.run()
+            await self._collect()
+
+    async def _collect(self) -> None:
+        every_s, now_s = self._config.collect_hours * 3600, time.monotonic()
+        if every_s == 0 or now_s < self._collect_s:
+            return
+        freed = await self._collection.carry_out(await self._collection.plan())
+        self._collect_s = now_s + every_s
+        metrics.FREED_BYTES.inc(freed)
+        self._log.info("blob store collected", freed_bytes=freed)
 
     async def _end_checkpoints(self) -> None:
         """Expired ones lose their parts at once, and their entry when nobody asks any more."""

@@ -81,10 +81,22 @@ async def test_what_a_process_that_died_had_moved_aside_comes_back(store, tmp_pa
     assert await store.get(ref) == DATA
 
 
-async def test_an_object_store_is_never_freed():
-    store = BlobStore.open("memory:///", default=None)
+async def test_what_was_moved_aside_is_found_by_whoever_needs_it(store, tmp_path):
     ref = await store.put(DATA)
+    (tmp_path / trash.ASIDE).mkdir()
+    path = tmp_path / ref.blake3[:2] / ref.blake3[2:]
+    path.rename(tmp_path / trash.ASIDE / f"{ref.blake3[:2]}.{ref.blake3[2:]}.0")
 
-    assert not await store.free(ref, unused_s=0)
-    assert not store.can_free
     assert await store.get(ref) == DATA
+    assert await store.has(ref)
+
+
+async def test_unfinished_writes_are_left_over_and_blobs_are_not(store, tmp_path):
+    ref = await store.put(DATA)
+    age(tmp_path, ref, 100)
+    (tmp_path / ref.blake3[:2] / f"{ref.blake3[2:]}#1").write_bytes(b"half")
+
+    assert await store.leftovers(older_s=60, remove=True) == 0
+    assert await store.leftovers(older_s=0, remove=True) == 4
+    assert await store.leftovers(older_s=0, remove=True) == 0
+    assert [blob.blake3 for blob in await store.stored()] == [ref.blake3]
