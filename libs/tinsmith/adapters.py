@@ -8,6 +8,7 @@ from blake3 import blake3
 
 from tinsmith import whole
 from tinsmith.messages.sampling import AdapterRef
+from tinsmith.parts import check_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +24,9 @@ def adapter_ref(checkpoint: Checkpoint) -> AdapterRef:
     """What a sampler needs of a checkpoint; the version names exactly these bits.
 
     The configuration is part of the version: equal weights under another alpha are another
-    adapter.
+    adapter. Raises InvalidRequest for a manifest that nobody must follow.
     """
+    check_manifest(checkpoint)
     is_whole = whole.holds_whole(checkpoint.parts)
     names = whole.weight_files(checkpoint.parts) if is_whole else (WEIGHTS_FILE, CONFIG_FILE)
     files = {name: checkpoint.parts[name] for name in names}
@@ -32,7 +34,7 @@ def adapter_ref(checkpoint: Checkpoint) -> AdapterRef:
         version=version_of(files),
         files=files,
         model_id=checkpoint.model_id,
-        op_seq=checkpoint.op_seq,
+        op_seq=None if checkpoint.log_model_id else checkpoint.op_seq,  # in this run's own log
         published=checkpoint.published,
     )
 

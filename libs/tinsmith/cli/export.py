@@ -12,6 +12,7 @@ from tinsmith.cli import service_commands
 from tinsmith.errors import InvalidRequest
 from tinsmith.logbook.installation import connect
 from tinsmith.logbook.text import size
+from tinsmith.parts import check_manifest
 from tinsmith.portable.checkpoints import find
 from tinsmith.portable.folder import new_folder
 from tinsmith.portable.unembedding import without_unembedding
@@ -56,6 +57,7 @@ async def _fetch(options: Options, config: Config, folder: Path) -> Checkpoint:
     """The files of the weights, one after the other."""
     async with connect(config, name="export") as (bus, blobs):
         found = await find(bus, options.checkpoint)
+        check_manifest(found)
         for name in _names(found):
             data = await blobs.get(found.parts[name])
             await asyncio.to_thread((folder / name).write_bytes, data)

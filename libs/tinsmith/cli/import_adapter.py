@@ -58,12 +58,16 @@ def import_adapter(options: Options, config: Config) -> str:
         check_base(config_of(files), (model.name, model.source))
     read = service_commands.load("read-adapter", extra="trainer")
     made, lora = read(files, model)
-    paths = asyncio.run(_store(options, config, made, lora))
+    paths = asyncio.run(_store(options, config, made, lora, model.tokenizer))
     return f"imported an adapter of rank {lora.rank}: {' and '.join(paths)}"
 
 
 async def _store(
-    options: Options, config: Config, files: Mapping[str, bytes], lora: LoraShape
+    options: Options,
+    config: Config,
+    files: Mapping[str, bytes],
+    lora: LoraShape,
+    tokenizer_id: str,
 ) -> list[str]:
     async with connect(config, name="import") as (bus, blobs):
         owner = await owner_of(bus, config, os.environ)
@@ -82,6 +86,7 @@ async def _store(
                 lora=lora,
                 step=0,
                 parts=parts,
+                tokenizer_id=tokenizer_id,
             )
             done = await bus.call(COMMIT_CHECKPOINT, request, timeout_s=COMMIT_S)
             paths.append(done.path)

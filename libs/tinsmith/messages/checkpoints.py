@@ -35,6 +35,9 @@ class CommitCheckpoint(Message, frozen=True, kw_only=True):
     optimizer: OptimizerFamily = "adamw"  # of the model
     recipients: tuple[str, ...] = ()  # age's: the checkpoint is the parts encrypted to them
     published: PublishedVersion | None = None  # the same weights on their lineage
+    state_blake3: str = ""  # of the state that is saved, as the log has it
+    base_blake3: str = ""  # of the base model's weights in memory, as an owner's log entry has it
+    tokenizer_id: str = ""  # as clients are told it
 
 
 class CommitCheckpointDone(Message, frozen=True, kw_only=True):
@@ -72,6 +75,10 @@ class Checkpoint(Message, frozen=True, kw_only=True):
     copied_from: str | None = None  # a path
     optimizer: OptimizerFamily = "adamw"  # of the model that was saved
     published: PublishedVersion | None = None  # the same weights on their lineage
+    state_blake3: str = ""  # of the state it stands for, as that log has it; "": imported
+    base_blake3: str = ""  # of the base model's weights in memory where it was trained
+    tokenizer_id: str = ""
+    log_model_id: str = ""  # of a copy: the run in whose log ``op_seq`` is a place
 
 
 class ChangeCheckpoint(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tinsmith.adapters import CONFIG_FILE, WEIGHTS_FILE
 from tinsmith.errors import InvalidRequest
@@ -70,10 +70,9 @@ def read_adapter(folder: Path) -> dict[str, bytes]:
     """
     if not folder.is_dir():
         raise InvalidRequest(f"folder: there is no folder {folder}")
-    files = {name: _read(folder, name) for name in (CONFIG_FILE, WEIGHTS_FILE)}
-    _check_header(files[WEIGHTS_FILE])
+    files = {CONFIG_FILE: _read(folder, CONFIG_FILE)}
     _check_fields(config_of(files))
-    return files
+    return {**files, WEIGHTS_FILE: _read(folder, WEIGHTS_FILE)}
 
 
 def config_of(files: dict[str, bytes]) -> dict[str, Any]:
@@ -114,25 +113,46 @@ def _read(folder: Path, name: str) -> bytes:
             f"{name}: {problem}{hint}; save the adapter with PEFT's save_pretrained, which writes "
             "safetensors"
         ) from exc
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise InvalidRequest(f"{name}: it is no regular file")
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidRequest(f"{name}: it is no regular file")
         if found.st_size > MAX_BYTES[name]:
             raise InvalidRequest(
                 f"{name}: {found.st_size} bytes are over the limit of {MAX_BYTES[name]}"
             )
+        if name == WEIGHTS_FILE:
+            _check_header(stream, found.st_size)
         return stream.read(MAX_BYTES[name])
 
 
-def _check_header(data: bytes) -> None:
-    """Before anything parses it: the header's length stands in the first 8 bytes."""
-    length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else 0
-    if not 0 < length <= min(MAX_HEADER_BYTES, len(data) - 8):
+def _check_header(stream: BinaryIO, size: int) -> None:
+    """Before the rest of ``size`` bytes is read: what the header says must be all of it.
+
+    A length in 8 bytes, that many bytes of JSON, and the tensors' bytes.
+    """
+    start = stream.read(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
         raise InvalidRequest(
             f"{WEIGHTS_FILE}: not a valid safetensors file: a header of {length} bytes in "
-            f"{len(data)}, the limit being {MAX_HEADER_BYTES}"
+            f"{size}, the limit being {MAX_HEADER_BYTES}"
         )
+    try:
+        entries = dict(json.loads(stream.read(length)))
+        entries.pop("__metadata__", None)
+        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as exc:
+        raise InvalidRequest(
+            f"{WEIGHTS_FILE}: not a valid safetensors file: its header cannot be read ({exc!r:.80})"
+        ) from exc
+    if end != size - 8 - length:
+        raise InvalidRequest(
+            f"{WEIGHTS_FILE}: not a valid safetensors file: {size - 8 - length} bytes of tensors, "
+            f"and its header tells of {end}"
+        )
+    stream.seek(0)
 
 
 def _check_fields(config: dict[str, Any]) -> None:

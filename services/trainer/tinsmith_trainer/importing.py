@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinsmith import model_files
-from tinsmith.errors import InvalidRequest
 from tinsmith_trainer import checkpoint_files
 from tinsmith_trainer.skeleton import targets_of
 
@@ -24,10 +23,7 @@ def main(files: Mapping[str, bytes], model: ModelConfig) -> tuple[dict[str, byte
         InvalidRequest: the adapter is damaged, of another base, or of a shape that ours cannot be.
     """
     targets = targets_of(model_files.find(model.source))
-    try:
-        snapshot = checkpoint_files.from_files(
-            files, base_model=model.name, targets=targets, with_optimizer=False
-        )
-    except RecursionError as exc:
-        raise InvalidRequest(f"{checkpoint_files.CONFIG}: it is nested too deeply") from exc
+    snapshot = checkpoint_files.from_files(
+        files, base_model=model.name, targets=targets, with_optimizer=False
+    )
     return dict(checkpoint_files.to_files(snapshot, with_optimizer=False)), snapshot.lora

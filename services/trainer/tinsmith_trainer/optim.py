@@ -56,6 +56,11 @@ class Moments:
             self.family,
         )
 
+    def copied_over(self, other: Moments) -> Moments:
+        """A copy in the memory of ``other``, which is of equal shapes and of no use afterwards."""
+        first = other.exp_avg.copy_(self.exp_avg)
+        return Moments(first, other.exp_avg_sq.copy_(self.exp_avg_sq), self.steps, self.family)
+
     def moved(self, device: torch.device) -> Moments:
         """Itself on ``device``, a copy only where it lies elsewhere."""
         first, second = self.exp_avg.to(device), self.exp_avg_sq.to(device)

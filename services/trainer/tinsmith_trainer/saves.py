@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tinsmith.messages import ops
 from tinsmith.messages.checkpoints import CommitCheckpoint
@@ -21,12 +21,21 @@ ENCRYPTED_BYTES_S = 20e6
 """What the checkpointer encrypts in a second at least."""
 
 
+class Origin(NamedTuple):
+    """What a checkpoint was made on, and the state it stands for."""
+
+    base_model: str
+    base_blake3: str
+    tokenizer_id: str
+    state_blake3: str
+
+
 def request(
     op: ops.Op,
     body: SaveOp,
     snapshot: Snapshot,
     parts: dict[str, BlobRef],
-    base_model: str,
+    origin: Origin,
     published: PublishedVersion | None = None,
 ) -> CommitCheckpoint:
     """To make ``parts``, which are ``snapshot``, the checkpoint that ``op`` asks for."""
@@ -41,7 +50,7 @@ def request(
         kind=_kind(body),
         name=body.name or f"ephemeral-{op.seq}",
         op_seq=op.seq,
-        base_model=base_model,
+        base_model=origin.base_model,
         lora=snapshot.lora,
         step=snapshot.step,
         optimizer=snapshot.optimizer.family,
@@ -53,6 +62,9 @@ def request(
         is_inflight=is_inflight,
         recipients=recipients,
         published=published,
+        state_blake3=origin.state_blake3,
+        base_blake3=origin.base_blake3,
+        tokenizer_id=origin.tokenizer_id,
     )
 
 

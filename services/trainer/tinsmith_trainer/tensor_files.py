@@ -42,7 +42,7 @@ def decode(files: Mapping[str, bytes], name: str, type_: type[S], remedy: str) -
     """A JSON file as ``type_``; InvalidRequest likewise."""
     try:
         return msgspec.json.decode(file(files, name, remedy), type=type_)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, RecursionError) as exc:
         raise InvalidRequest(f"{name}: {exc}") from exc
 
 

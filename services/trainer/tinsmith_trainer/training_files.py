@@ -8,9 +8,10 @@ A large optimizer comes as several files, ``optimizer-00001-of-00003.safetensors
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.ops import LoraShape, OptimizerFamily
@@ -44,10 +45,10 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     base_model: str
-    steps: int
+    steps: Annotated[int, Meta(ge=0, le=2**53)]
     rank: int
     alpha: float
-    seed: int
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what a digest has room for
     train_attn: bool
     train_mlp: bool
     train_unembed: bool

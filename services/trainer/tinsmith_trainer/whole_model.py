@@ -144,7 +144,7 @@ class WholeModel(Trainable):
         self._parameters.follow(self.weights)
         return norm
 
-    def snapshot(self, base_model: str) -> Snapshot:
+    def snapshot(self, base_model: str, over: Snapshot | None = None) -> Snapshot:
         """Copies of everything.
 
         Raises:
@@ -152,7 +152,7 @@ class WholeModel(Trainable):
         """
         state = (self.weights, self.optimizer.exp_avg, self.optimizer.exp_avg_sq)
         check_room("a copy of", sum(one.nbytes for one in state))
-        copied, parameters = super().snapshot(base_model), self._parameters
+        copied, parameters = super().snapshot(base_model, over), self._parameters
         return replace(copied, config=parameters.config, dtypes=parameters.dtypes)
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 import time
 from datetime import datetime
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.gateway.fake_bus import FakeBus
 from tests.unit.gateway.test_checkpoints import url
 
 from tinsmith import ids
+from tinsmith.errors import NotFound
 from tinsmith.messages import ops
+from tinsmith.messages.base import BlobRef
 from tinsmith.messages.table import CHECKPOINTS, OPS
-from tinsmith_gateway.signing import Ticket
+from tinsmith_gateway.signing import Signer, Ticket
 
 OTHER = "tml-bob"
 FILES = {"adapter_model.safetensors": bytes(range(256)) * 9000, "adapter_config.json": b"{}"}
@@ -61,10 +67,61 @@ async def test_a_part_of_an_archive_is_that_part(rig, path, wanted):
     assert part.headers["Content-Range"].endswith(f"/{len(whole)}")
 
 
-async def test_a_range_outside_of_the_archive_is_refused(rig, path):
-    answer = await fetch(rig, await link(rig, path), headers={"Range": "bytes=99999999-"})
+@pytest.mark.parametrize("wanted", ["99999999-", "5-2", "0-1,5-9", "x", "--1"])
+async def test_a_range_outside_of_the_archive_is_refused(rig, path, wanted):
+    address = await link(rig, path)
+    answer = await fetch(rig, address, headers={"Range": f"bytes={wanted}"})
 
-    assert (answer.status, "Range" in answer.detail) == (400, True)
+    assert (answer.status, "Range" in answer.detail) == (416, True)
+    assert int(answer.headers["Content-Range"].removeprefix("bytes */")) > 2304000
+
+
+async def test_who_has_all_of_a_download_is_told_so_when_it_is_taken_up(rig, path):
+    address = await link(rig, path)
+    size = len((await fetch(rig, address)).raw)
+
+    answer = await fetch(rig, address, headers={"Range": f"bytes={size}-"})
+
+    assert (answer.status, answer.headers["Content-Range"]) == (416, f"bytes */{size}")
+
+
+async def test_the_head_of_a_download_tells_its_size(rig, path):
+    address = await link(rig, path)
+    size = len((await fetch(rig, address)).raw)
+
+    answer = await rig.call("HEAD", address, key=None)
+
+    assert (answer.status, answer.headers["Content-Length"], answer.raw) == (200, str(size), b"")
+    assert answer.headers["Accept-Ranges"] == "bytes"
+
+
+@given(st.text(max_size=60) | st.from_regex(r"\A[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9_-]{0,44}\Z"))
+@settings(max_examples=100, deadline=None)
+def test_no_text_that_was_not_signed_is_a_ticket(text):
+    async def read():
+        signer = Signer(FakeBus())
+        with pytest.raises(NotFound, match="not made by this server"):
+            await signer.read(text)
+
+    asyncio.run(read())
+
+
+async def test_a_ticket_with_one_letter_changed_opens_nothing(rig, path):
+    address = await link(rig, path)
+    start = address.index("/downloads/") + len("/downloads/")
+    for place in range(start, address.rindex("/"), 7):
+        other = "A" if address[place] != "A" else "B"
+        changed = address[:place] + other + address[place + 1 :]
+        assert (await fetch(rig, changed)).status == 404
+
+
+async def test_a_part_that_could_lead_anywhere_is_never_read(rig, path, replace):
+    table, key = rig.bus.table(CHECKPOINTS), ids.checkpoint_key(ids.parse_path(path))
+    ref = await rig.bus.blobs.put(b"secret")
+    for name, at in (("../x", ref), ("x", BlobRef("../../../etc/hostname", ref.size))):
+        await table.put(key, replace(await table.get(key), parts={name: at}))
+        answer = await fetch(rig, await link(rig, path))
+        assert (answer.status, "parts: " in answer.detail) == (400, True)
 
 
 @pytest.mark.parametrize("wrong", ["x", "x.y", "e30.e30", "WyJhcmNoaXZlIl0."])

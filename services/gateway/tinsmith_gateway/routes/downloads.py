@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from tinsmith.errors import BlobMissing, InvalidRequest, NotFound
+from tinsmith.parts import check_manifest
 from tinsmith_gateway import responses
 from tinsmith_gateway.archive import archive, single
 from tinsmith_gateway.audit import record
@@ -79,6 +80,7 @@ async def download(request: web.Request) -> web.StreamResponse:
     if ticket.kind == "trace":
         return web.Response(body=await _trace(gateway, ticket.subject), content_type=JSON)
     found = await gateway.registry.linked_checkpoint(ticket.subject)
+    check_manifest(found)
     parts = _opened(ticket, found)
     for name, ref in parts.items():
         if not await gateway.bus.blobs.has(ref):  # said now, since an answer that has begun cannot
@@ -99,7 +101,9 @@ def _opened(ticket: Ticket, found: Checkpoint) -> dict[str, BlobRef]:
 
 
 async def _send(request: web.Request, gateway: Gateway, content: Content) -> web.StreamResponse:
-    start, end = _range(request, content.size)
+    if (wanted := _range(request, content.size)) is None:
+        return _unsatisfiable(request, content.size)
+    start, end = wanted
     is_part = "Range" in request.headers
     headers = {"Accept-Ranges": "bytes", "Content-Type": content.content_type}
     if is_part:
@@ -107,22 +111,27 @@ async def _send(request: web.Request, gateway: Gateway, content: Content) -> web
     answer = web.StreamResponse(status=206 if is_part else 200, headers=headers)
     answer.content_length = end - start
     await answer.prepare(request)
-    async for data in content.read(gateway.bus.blobs, start, end):
-        await answer.write(data)
+    if request.method != "HEAD":
+        async for data in content.read(gateway.bus.blobs, start, end):
+            await answer.write(data)  # returns when the client has taken most of what was written
     await answer.write_eof()
     return answer
 
 
-def _range(request: web.Request, size: int) -> tuple[int, int]:
+def _range(request: web.Request, size: int) -> tuple[int, int] | None:
+    """The bytes that are asked for; None when there are none such."""
     try:
         start, end, _ = request.http_range.indices(size)
     except ValueError:
-        start = end = 0
-    if start >= end:
-        raise InvalidRequest(
-            f"Range: {request.headers.get('Range', '')[:80]!r} is not a part of {size} bytes"
-        )
-    return start, end
+        return None
+    return (start, end) if start < end else None
+
+
+def _unsatisfiable(request: web.Request, size: int) -> web.Response:
+    """What tells a client that takes up a download that it has all of it already."""
+    wanted = request.headers.get("Range", "")[:80]
+    message = f"Range: {wanted!r} is not a part of {size} bytes"
+    return responses.detail(416, message, headers={"Content-Range": f"bytes */{size}"})
 
 
 async def _trace(gateway: Gateway, session_id: str) -> bytes:
