@@ -2,10 +2,14 @@
 
     python -m tests.bench.trainer [--rounds N] [--tokens N]
 
-Eight tenants are measured twice: with passes of one model each, and with shared ones
-(``trainer.mixing``). Both sides compute on one thread, in processes of their own, and take turns,
-so that a busy machine disturbs both alike; ratios are of the CPU seconds of the two processes as
-well as of wall time. Prints one JSON object.
+Eight tenants are measured with passes of one model each and with shared ones (``trainer.mixing``),
+against a bare step on the rows of all of them, and, since no bare loop could do that for eight
+models, against a bare step for each. The second is what passes of one model each are to be judged
+by: ``gemm_flops`` tells how much slower the products of fewer rows are.
+
+Both sides compute on one thread, in processes of their own, and take turns, so that a busy machine
+disturbs both alike; ratios are of the CPU seconds of the two processes as well as of wall time.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -38,12 +42,13 @@ def rows(count, length, seed=0):
 
 
 def gemm_peak():
-    """FLOP/s of one thread in a large float32 product, and in one of the model's own."""
+    """FLOP/s of one thread in a large float32 product, and in those of the model by tokens."""
     import torch
 
     torch.set_num_threads(1)
     return {name: _gemm(*shape) for name, shape in {
-        "1024^3": (1024, 1024, 1024), "512 tokens x 576 x 1536": (512, 576, 1536),
+        "1024^3": (1024, 1024, 1024),
+        **{f"{tokens} tokens x 576 x 1536": (tokens, 576, 1536) for tokens in (512, 64, 4)},
     }.items()}  # fmt: skip
 
 
@@ -72,9 +77,10 @@ class Sides:
         self._server = server
         self._bare = bare
 
-    def compare(self, tokens, serve, bare_rows, rounds):
-        self._round(serve, bare_rows)  # warms up
-        taken = [self._round(serve, bare_rows) for _ in range(rounds)]
+    def compare(self, tokens, serve, batches, rounds):
+        """``serve`` against a bare step on each of ``batches``."""
+        self._round(serve, batches)  # warms up
+        taken = [self._round(serve, batches) for _ in range(rounds)]
         ratios = {
             kind: [bare[kind] / ours[kind] for ours, bare in taken] for kind in ("s", "cpu_s")
         }
@@ -93,14 +99,15 @@ class Sides:
             "server_cpu_s": round(statistics.median(ours["cpu_s"] for ours, _ in taken), 3),
         }
 
-    def _round(self, serve, bare_rows):
+    def _round(self, serve, batches):
         began, cpu = time.perf_counter(), self._server.trainer_cpu_s()
         serve()
         ours = {
             "s": time.perf_counter() - began,
             "cpu_s": self._server.trainer_cpu_s() - cpu,
         }
-        return ours, self._bare.step(bare_rows)
+        steps = [self._bare.step(batch) for batch in batches]
+        return ours, {kind: sum(step[kind] for step in steps) for kind in ours}
 
 
 def small_ops(tenant, server):
@@ -162,7 +169,9 @@ def measure(args):
         with serving(folder) as server:
             exact(Sides(server, bare), server, bare, report, args)
         with serving(folder, mixing="mixed") as server:
-            report["eight_tenants_mixed"] = eight_tenants(Sides(server, bare), server, args)
+            (report["eight_tenants_mixed"],) = eight_tenants(
+                Sides(server, bare), server, args, [at_once]
+            )
     return report
 
 
@@ -188,27 +197,41 @@ def exact(sides, server, bare, report, args):
     report["bare_step_of_4_tokens_cpu_ms"] = round(
         1e3 * statistics.mean(step["cpu_s"] for step in bare_small), 1
     )
-    report["small_ops_rank_1"] = small_ops(Tenant(server, rank=1), server)
-    report["eight_tenants"] = eight_tenants(sides, server, args)
+    report["small_ops_rank_8"] = small_ops(Tenant(server, rank=8, train_unembed=False), server)
+    eight = eight_tenants(sides, server, args, [at_once, one_by_one])
+    report["eight_tenants"], report["eight_tenants_against_eight_bare_steps"] = eight
     mixed = [rows(1, int(share * args.longest))[0] for share in MIXED]
     ragged = [one.datum(row) for row in mixed]
     report["mixed_lengths_against_padded"] = sides.compare(
-        sum(len(row) - 1 for row in mixed), lambda: one.step(ragged), mixed, args.mixed_rounds
+        sum(len(row) - 1 for row in mixed), lambda: one.step(ragged), [mixed], args.mixed_rounds
     )
 
 
-def eight_tenants(sides, server, args):
-    """A step of each, against one bare step on all of their rows."""
+def at_once(batch):
+    """All rows in one bare step."""
+    return [batch]
+
+
+def one_by_one(batch):
+    """A bare step for each row."""
+    return [[row] for row in batch]
+
+
+def eight_tenants(sides, server, args, splits):
+    """A step of each, against bare steps on all of their rows, split in each of these ways."""
     tenants = [Tenant(server, rank=rank, train_unembed=False) for rank in RANKS]
     batch = rows(8, args.tokens // 8)
     shares = [tenant.datum(row) for tenant, row in zip(tenants, batch, strict=True)]
-    return sides.compare(args.tokens, lambda: together(tenants, shares), batch, args.rounds)
+    return [
+        sides.compare(args.tokens, lambda: together(tenants, shares), split(batch), args.rounds)
+        for split in splits
+    ]
 
 
 def one_tenant(sides, tenant, batch, report, rounds):
     datums = [tenant.datum(row) for row in batch]
     rows, length = batch.shape[0], batch.shape[1] - 1
-    found = sides.compare(rows * length, lambda: tenant.step(datums), batch, rounds)
+    found = sides.compare(rows * length, lambda: tenant.step(datums), [batch], rounds)
     flops = rows * length * flops_per_token(length) / found["server_cpu_s"]
     peak = max(report["gemm_flops"].values())
     return found | {"flops": round(flops), "of_gemm_peak": round(flops / peak, 3)}

@@ -32,7 +32,7 @@ def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Tensor:
     """The weight [O, I]: the parameter itself, or in ``dtype`` from its quantised form."""
     weight: Any = linear.weight
     if weight.is_floating_point():
-        return linear.weight
+        return weight  # type: ignore[no-any-return]
     if weight.dtype == torch.int8:
         # bitsandbytes' own forward pass takes the scales away from the weight.
         state: Any = linear.state

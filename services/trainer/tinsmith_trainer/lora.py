@@ -123,14 +123,13 @@ class _AdaptedLinear(torch.autograd.Function):
         parts: tuple[tuple[slice, LoraPair], ...],
         root: Tensor,  # noqa: ARG004 - makes the result one that has a gradient
     ) -> Tensor:
-        x_NI = x.reshape(-1, base.in_features)
+        x_NI = x.reshape(-1, x.shape[-1])
         y_NO = F.linear(x_NI, weight_of(base, x.dtype), base.bias)
         kept = [x_NI]
         for span, pair in parts:
-            A_RI, B_OR = pair.A_RI.to(x.dtype), pair.B_OR.to(x.dtype)
-            h_nR = _within(x_NI, span) @ A_RI.T
-            _within(y_NO, span).addmm_(h_nR, B_OR.T, alpha=pair.scale)
-            kept += (A_RI, B_OR, h_nR)
+            h_nR = torch.mm(_within(x_NI, span), pair.A_RI.to(x.dtype).t())
+            _within(y_NO, span).addmm_(h_nR, pair.B_OR.to(x.dtype).t(), alpha=pair.scale)
+            kept.append(h_nR)
         ctx.save_for_backward(*kept)
         ctx.base, ctx.parts = base, parts
         return y_NO.view(*x.shape[:-1], -1)
@@ -139,38 +138,39 @@ class _AdaptedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         x_NI, *kept = ctx.saved_tensors
-        g_NO = grad_y.reshape(-1, ctx.base.out_features)
+        g_NO = grad_y.reshape(-1, grad_y.shape[-1])
         grad_NI = None
         if ctx.needs_input_grad[0]:
-            grad_NI = g_NO @ weight_of(ctx.base, g_NO.dtype)
-        for (span, pair), A_RI, B_OR, h_nR in zip(
-            ctx.parts, kept[0::3], kept[1::3], kept[2::3], strict=True
-        ):
+            grad_NI = torch.mm(g_NO, weight_of(ctx.base, g_NO.dtype))
+        for (span, pair), h_nR in zip(ctx.parts, kept, strict=True):
             g_nO = _within(g_NO, span)
-            g_nR = g_nO @ B_OR
+            g_nR = torch.mm(g_nO, pair.B_OR.to(g_nO.dtype))
             if grad_NI is not None:
+                A_RI = pair.A_RI.to(g_nR.dtype)
                 _within(grad_NI, span).addmm_(g_nR, A_RI, alpha=pair.scale)
-            add_product(pair.A_RI, g_nR.T, _within(x_NI, span), pair.scale)
-            add_product(pair.B_OR, g_nO.T, h_nR, pair.scale)
+            add_product(pair.A_RI, g_nR.t(), _within(x_NI, span), pair.scale)
+            add_product(pair.B_OR, g_nO.t(), h_nR, pair.scale)
         grad_x = None if grad_NI is None else grad_NI.view(*grad_y.shape[:-1], -1)
         return grad_x, None, None, None
 
 
 def _within(tensor: Tensor, span: slice) -> Tensor:
     """``tensor[span]``; a pass of one group makes thousands of views less."""
-    return tensor if span.stop - span.start == len(tensor) else tensor[span]
+    return tensor if span.stop - span.start == tensor.shape[0] else tensor[span]
 
 
-@torch.no_grad()
 def add_product(factor: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
-    """Add ``scale * left @ right`` to the float32 gradient of ``factor``, which must have one."""
-    if factor.grad is None:
+    """Add ``scale * left @ right`` to the float32 gradient of ``factor``, which must have one.
+
+    To be called where autograd records nothing.
+    """
+    if (grad := factor.grad) is None:
         msg = "layers add to gradients that the caller of a pass must have made room for"
         raise RuntimeError(msg)
-    if left.dtype == factor.grad.dtype:
-        factor.grad.addmm_(left, right, alpha=scale)
+    if left.dtype == grad.dtype:
+        grad.addmm_(left, right, alpha=scale)
     else:
-        factor.grad.add_(left @ right, alpha=scale)
+        grad.add_(left @ right, alpha=scale)
 
 
 def check_shape(shape: LoraShape) -> None:

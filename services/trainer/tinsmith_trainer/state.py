@@ -13,14 +13,16 @@ import msgspec
 import torch
 from blake3 import blake3
 
+from tinsmith.cores import threads
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tinsmith.messages.ops import LoraShape
     from tinsmith_trainer.optim import Moments
 
-
-_THREADS = 2  # half the time while a core is idle, the same value always
+_THREADS = max(2, threads(0))
+"""Those cores that do not compute, two at least; the value is the same with any number."""
 
 
 @dataclass(frozen=True, slots=True)
