@@ -20,9 +20,9 @@ from tinsmith_gateway.wire import results
 if TYPE_CHECKING:
     from tinsmith.bus import Bus
     from tinsmith.messages.ops import OpDone
-    from tinsmith.messages.services import QueuePlace, SampleReady
+    from tinsmith.messages.services import QueuePlace, SampleReady, ServiceAlive
     from tinsmith_gateway.config import GatewayConfig
-    from tinsmith_gateway.liveness import Services
+    from tinsmith_gateway.liveness import Role, Services
     from tinsmith_gateway.unfinished import Unfinished
     from tinsmith_gateway.whereabouts import Whereabouts, Work
     from tinsmith_gateway.wire.results import Payload
@@ -184,7 +184,7 @@ class Futures:
     async def _why_held_up(self, work: Work) -> str | None:
         """What those who are there cannot do anything about, in words for the user."""
         alive = self._services.serving(work.role, work.base_model, self._config.service_stale_s)
-        if (trouble := next(filter(None, (one.trouble for one in alive)), None)) is not None:
+        if (trouble := _trouble(work.role, alive)) is not None:
             return trouble
         model_id = ids.parse_future_id(work.request_id).target
         if places := [p for one in alive if (p := one.places.get(model_id)) is not None]:
@@ -206,6 +206,12 @@ class Futures:
 
     def _on_sample_ready(self, ready: SampleReady) -> None:
         self.waiters.wake(ready.request_id)
+
+
+def _trouble(role: Role, alive: list[ServiceAlive]) -> str | None:
+    """A model has one trainer, any of them; its samples go to any sampler that is all right."""
+    told = [one.trouble for one in alive if one.trouble]
+    return told[0] if told and (role == "trainer" or len(told) == len(alive)) else None
 
 
 def _why_queued(place: QueuePlace) -> str | None:

@@ -14,11 +14,12 @@ from tinsmith import ids
 from tinsmith.errors import Busy, ServerError
 from tinsmith.messages.table import HELD, SAMPLES
 from tinsmith_gateway.waiters import wait_for
-from tinsmith_gateway.whereabouts import held_tokens, sample_tokens
+from tinsmith_gateway.whereabouts import held_tokens
 
 if TYPE_CHECKING:
     from tinsmith.bus import Bus
     from tinsmith.messages.sampling import Sample
+    from tinsmith_gateway.routing import Routing
     from tinsmith_gateway.unfinished import Unfinished
 
 log = structlog.get_logger(__name__)
@@ -29,8 +30,9 @@ RECHECK_S = 2.0  # in case it was not heard that something is done
 class Holding:
     """Takes samples in."""
 
-    def __init__(self, bus: Bus, unfinished: Unfinished) -> None:
+    def __init__(self, bus: Bus, unfinished: Unfinished, routing: Routing) -> None:
         self._bus = bus
+        self._routing = routing
         self._unfinished = unfinished
 
     async def send(self, owner: str, sample: Sample) -> None:
@@ -38,12 +40,13 @@ class Holding:
 
         Raises Busy when the queue is full, or its owner has too much that is not done.
         """
-        tokens = sample_tokens(sample.base_model, sample.sampler_id, sample.seq)
+        tokens = self._routing.tokens(owner, sample)
         if await self._unfinished.admit(owner, sample.sampler_id, sample.seq):
             await self._bus.enqueue(HELD, sample, **held_tokens(owner, tokens))
             self._unfinished.has_room.set()  # there may be, since it was admitted
         else:
             await self._bus.enqueue(SAMPLES, sample, **tokens)
+        log.debug("sample queued", request_id=sample.request_id)
         self._unfinished.arrived(sample.request_id)
 
     async def run(self) -> None:
@@ -59,7 +62,7 @@ class Holding:
 
     async def _let_go(self, owner: str) -> None:
         while self._unfinished.has_room_for(owner):
-            anything = {"pool": "*", "sampler": "*", "seq": "*"}
+            anything = {"pool": "*", "share": "*", "sampler": "*", "seq": "*"}
             moved = await self._bus.move_first(HELD, SAMPLES, owner=owner, **anything)
             if moved is None:  # not there yet, or no longer: the next look at the queues tells
                 return

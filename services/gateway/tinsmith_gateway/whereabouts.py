@@ -144,9 +144,10 @@ def op_tokens(model_id: str, seq: int) -> dict[str, str]:
 
 
 def sample_tokens(base_model: str, sampler_id: str, seq: int) -> dict[str, str]:
-    """What fills the subject of a sampling request; ``base_model`` is resolved."""
+    """What fills the subject of a sampling request, in whatever share; the model is resolved."""
     return {
         "pool": ids.pool_token(base_model),
+        "share": "*",
         "sampler": ids.token(sampler_id),
         "seq": str(seq),
     }
