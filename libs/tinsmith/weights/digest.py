@@ -54,6 +54,16 @@ def updated(name: str, before: int, indices: Indices, old: Bits, new: Bits) -> i
     return (before - _sum(at, old, salt) + _sum(at, new, salt)) & 0xFFFF_FFFF_FFFF_FFFF
 
 
+def part(name: str, indices: Indices, bits: Bits) -> int:
+    """What the elements at ``indices`` with these ``bits`` add to the tensor's digest."""
+    return _sum(indices.astype(_U), bits, _salt(name)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def salt(name: str) -> int:
+    """Of the tensor's digest: for whoever computes it elsewhere."""
+    return int(_salt(name))
+
+
 def root(entries: Iterable[TensorEntry]) -> str:
     """One name for a whole state, in hex: equal roots, equal bits of equal tensors."""
     listed = [(e.name, e.dtype, e.shape, e.digest) for e in sorted(entries)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tinsmith.weights.bits import Bits, Indices
     from tinsmith.weights.delta import Delta
-    from tinsmith.weights.memory import EngineMemory
+    from tinsmith.weights.memory import EngineMemory, Provable
     from tinsmith.weights.planes import Plane
     from tinsmith.weights.specs import TensorSpec
     from tinsmith.weights.state import Staged, WeightState
@@ -124,7 +124,7 @@ class Held:
         self.digests.update(staging.digests)
         self.plane_root = staging.plane_root
 
-    def check(self, memory: EngineMemory, *, canonical: bool = False) -> None:
+    def check(self, memory: Provable, *, canonical: bool = False) -> None:
         """Digest the engine's memory, and with ``canonical`` the bits it is derived from.
 
         Raises:
@@ -135,7 +135,7 @@ class Held:
         for name in self.digests:
             self.check_array(memory, name)
 
-    def check_array(self, memory: EngineMemory, name: str) -> None:
+    def check_array(self, memory: Provable, name: str) -> None:
         """As ``check``, one array."""
         if (found := memory.digest(name)) != self.digests[name]:
             raise WrongBits(

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tinsmith.weights.digest import digest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from tinsmith.weights.bits import Bits, Indices
+    from tinsmith.weights.held import Write
 
 
-class EngineMemory(Protocol):
+class Provable(Protocol):
     """The arrays of one plane (``planes``) that an engine computes with, by name.
 
-    Elements are counted in the checkpoint's order, whatever the engine's layout is. ``write``,
-    ``read`` and ``digest`` are called on a thread of the receiver, one at a time.
+    Elements are counted in the checkpoint's order, whatever the engine's layout is. All but
+    ``names`` and ``pause`` is called on a thread of the receiver, one at a time.
     """
 
     def names(self) -> set[str]:
         """Of all arrays."""
-
-    def write(self, name: str, values: Bits, indices: Indices | None) -> None:
-        """Set the elements at ``indices``, or all of them when that is None."""
-
-    def read(self, name: str, indices: Indices) -> Bits:
-        """The elements at ``indices`` as they are in the memory that is computed with."""
 
     def digest(self, name: str) -> int:
         """``tinsmith.weights.digest`` of the whole array, from that memory."""
@@ -38,6 +33,31 @@ class EngineMemory(Protocol):
 
         What was derived from the old weights, a cache of keys and values say, is dropped or
         tagged by the engine before it computes again.
+        """
+
+
+class EngineMemory(Provable, Protocol):
+    """Memory at hand: element by element."""
+
+    def write(self, name: str, values: Bits, indices: Indices | None) -> None:
+        """Set the elements at ``indices``, or all of them when that is None."""
+
+    def read(self, name: str, indices: Indices) -> Bits:
+        """The elements at ``indices`` as they are in the memory that is computed with."""
+
+
+@runtime_checkable
+class DistantMemory(Provable, Protocol):
+    """Memory of another process, which takes all that a version writes in one go."""
+
+    def stage(self, writes: Sequence[Write]) -> None:
+        """Bring these near, while the engine serves; WrongBits when that cannot be done."""
+
+    def swap(self) -> None:
+        """In a pause: write what was staged last, and read it back.
+
+        Raises:
+            WrongBits: the memory does not hold it; parts of it may be written.
         """
 
 

@@ -19,6 +19,7 @@ from tinsmith.errors import BrokerUnavailable, VersionUnmet
 from tinsmith.messages.weights import WeightsStatus
 from tinsmith.weights.catchup import BrokenChain, Chronicle
 from tinsmith.weights.held import Held
+from tinsmith.weights.memory import DistantMemory
 from tinsmith.weights.planes import plane
 from tinsmith.weights.receiving import Fetcher, Unusable
 from tinsmith.weights.state import WrongBits
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tinsmith.weights.held import Staging, Write
     from tinsmith.weights.memory import EngineMemory
 
+    Memory = EngineMemory | DistantMemory
     Route = tuple[WeightsStored, ...]
 
 log = structlog.get_logger(__name__)
@@ -69,7 +71,7 @@ class Receiver:
     def __init__(
         self,
         lineages: Lineages,
-        memory: EngineMemory,
+        memory: Memory,
         settings: ReceiverSettings,
         tell: Callable[[WeightsStatus], Awaitable[None]],
     ) -> None:
@@ -136,6 +138,12 @@ class Receiver:
             pause_ms=self._pause_ms,
             lag_ms=self._lag_ms,
         )
+
+    def doubt(self) -> None:
+        """Serve nothing until all of the engine's memory was written again: it may be lost."""
+        if self.serving is not None:
+            self.serving = None
+            self._news.set()
 
     async def run(self) -> None:
         """Follow until cancelled; ends early only for a mistake of ours."""
@@ -290,6 +298,8 @@ class Receiver:
         Raises:
             WrongBits: its memory is not what was written; it computes with nothing then.
         """
+        if isinstance(self._memory, DistantMemory):
+            await asyncio.to_thread(self._memory.stage, writes)
         async with self._memory.pause():
             started = time.monotonic()
             self.serving = None
@@ -330,9 +340,12 @@ class Receiver:
             await self._tell(status)
 
 
-def _write_all(memory: EngineMemory, writes: list[Write], digests: Mapping[str, int]) -> None:
-    for write in writes:
-        write.to(memory)
+def _write_all(memory: Memory, writes: list[Write], digests: Mapping[str, int]) -> None:
+    if isinstance(memory, DistantMemory):
+        memory.swap()
+    else:
+        for write in writes:
+            write.to(memory)
     for name, wanted in digests.items():
         if (found := memory.digest(name)) != wanted:
             raise WrongBits(f"the engine's {name!r} holds {found:016x}, not {wanted:016x}")

@@ -30,6 +30,9 @@ CONFIG = "adapter_config.json"
 _NAME = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
+Pairs = dict[str, dict[str, torch.Tensor]]
+"""Of each layer, by its name, ``A`` and ``B``."""
+
 
 class PeftConfig(msgspec.Struct, frozen=True):
     """The part of ``adapter_config.json`` that decides what the tensors mean."""
@@ -83,20 +86,27 @@ class AdapterReader:
 
     def read(self, version: str, files: Mapping[str, bytes]) -> Adapter:
         """The adapter in ``files``; InvalidRequest names what is wrong with it."""
+        config, pairs = self.check(version, files)
+        deltas: dict[str, LoraDelta] = {}
+        expert_deltas: dict[str, tuple[LoraDelta, ...]] = {}
+        for layer, pair in pairs.items():
+            parts = self._deltas(layer, pair, config)
+            if self._layers[layer].experts:
+                expert_deltas[layer] = parts
+            else:
+                (deltas[layer],) = parts
+        return Adapter(version, deltas, expert_deltas)
+
+    def check(self, version: str, files: Mapping[str, bytes]) -> tuple[PeftConfig, Pairs]:
+        """What ``files`` hold, when this base model can carry it; else as ``read``."""
         try:
             config = self._config(_file(files, CONFIG))
             pairs = _pairs(_tensors(_file(files, WEIGHTS)))
-            deltas: dict[str, LoraDelta] = {}
-            expert_deltas: dict[str, tuple[LoraDelta, ...]] = {}
             for layer, pair in pairs.items():
-                parts = self._deltas(layer, pair, config)
-                if self._layers[layer].experts:
-                    expert_deltas[layer] = parts
-                else:
-                    (deltas[layer],) = parts
+                self._check(layer, pair, config.r)
         except InvalidRequest as problem:
             raise InvalidRequest(f"adapter {version}: {problem}") from problem
-        return Adapter(version, deltas, expert_deltas)
+        return config, pairs
 
     def _config(self, data: bytes) -> PeftConfig:
         try:
@@ -116,18 +126,21 @@ class AdapterReader:
                 )
         return config
 
-    def _deltas(
-        self, layer: str, pair: dict[str, torch.Tensor], config: PeftConfig
-    ) -> tuple[LoraDelta, ...]:
-        """One, or one for each expert: A has theirs below one another, B side by side."""
+    def _check(self, layer: str, pair: Mapping[str, torch.Tensor], rank: int) -> None:
         if layer not in self._layers:
             raise InvalidRequest(f"{WEIGHTS}: the base model has no linear layer {layer!r}")
         inputs, outputs, experts = self._layers[layer]
+        _check_side(pair, "A", layer, (rank * max(1, experts), inputs))
+        _check_side(pair, "B", layer, (outputs, rank * max(1, experts)))
+
+    def _deltas(
+        self, layer: str, pair: Mapping[str, torch.Tensor], config: PeftConfig
+    ) -> tuple[LoraDelta, ...]:
+        """One, or one for each expert: A has theirs below one another, B side by side."""
+        inputs, outputs, experts = self._layers[layer]
         count = max(1, experts)
-        down = _checked(pair, "A", layer, (config.r * count, inputs))
-        up = _checked(pair, "B", layer, (outputs, config.r * count))
-        scaled = up.float() * (config.lora_alpha / config.r)
-        downs = down.view(count, config.r, inputs)
+        scaled = pair["B"].float() * (config.lora_alpha / config.r)
+        downs = pair["A"].view(count, config.r, inputs)
         ups = scaled.view(outputs, config.r, count).permute(2, 0, 1)  # the expert varies fastest
         return tuple(
             LoraDelta(self._frozen(down), self._frozen(up))
@@ -151,9 +164,8 @@ def _tensors(data: bytes) -> dict[str, torch.Tensor]:
         raise InvalidRequest(f"{WEIGHTS}: not readable: {problem}") from problem
 
 
-def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Layer name -> its A and its B."""
-    pairs: dict[str, dict[str, torch.Tensor]] = {}
+def _pairs(tensors: Mapping[str, torch.Tensor]) -> Pairs:
+    pairs: Pairs = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         if match is None:
@@ -167,9 +179,9 @@ def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Ten
     return pairs
 
 
-def _checked(
+def _check_side(
     pair: Mapping[str, torch.Tensor], side: str, layer: str, shape: tuple[int, int]
-) -> torch.Tensor:
+) -> None:
     name = f"{layer}.lora_{side}"
     if side not in pair:
         raise InvalidRequest(f"{WEIGHTS}: {name} is missing")
@@ -183,4 +195,3 @@ def _checked(
             f"{WEIGHTS}: {name} has values that are not finite; go back to an earlier checkpoint "
             "and lower the learning rate"
         )
-    return tensor

@@ -17,7 +17,6 @@ import structlog
 from tinsmith.errors import BrokerUnavailable, VersionUnmet
 from tinsmith.messages.table import WEIGHTS_STATUS
 from tinsmith.weights.receiver import Receiver, ReceiverSettings
-from tinsmith_sampler.engine_memory import ModelMemory
 from tinsmith_sampler.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from tinsmith.messages.weights import PublishedVersion, WeightsStatus
     from tinsmith.weights.receiver import Serving
     from tinsmith_sampler.model import TorchOptions
+    from tinsmith_sampler.standing import Standing
+    from tinsmith_sampler.whole_engine import Whole
 
 log = structlog.get_logger(__name__)
-
-PATIENCE_S = 60.0
-"""How long a request waits for its version before the checkpoint's files are loaded instead."""
 
 _PLANES = {"bfloat16": "bf16", "float32": "fp32"}
 
@@ -47,15 +45,21 @@ class Follower:
         *,
         replica: str,
         figures: dict[str, float],
+        standing: Standing,
+        engine: Whole | None = None,
     ) -> None:
-        """``figures`` are those of the liveness ping; the receiver's are kept there."""
+        """``figures`` are those of the liveness ping; the receiver's are kept there.
+
+        ``engine`` is one on the base model that was not started; without it, the built-in one.
+        """
         self.lineage_id = lineage_id
-        self.engine = WholeEngine(replace(options, quantization="none"))
+        self.engine: Whole = engine or WholeEngine(replace(options, quantization="none"))
         self._bus = bus
         self._settings = ReceiverSettings(
             lineage_id=lineage_id, replica=replica, plane=_PLANES[options.dtype]
         )
         self._figures = figures
+        self._standing = standing
         self._version = 0  # that was told
         self._users = 0  # who draw
         self._is_pausing = False
@@ -64,7 +68,7 @@ class Follower:
     async def start(self) -> None:
         """Load the base model, which nobody is served from, and begin to follow."""
         await self.engine.start()
-        memory = ModelMemory(self.engine.places, self._pause)
+        memory = self.engine.memory(self._pause, self._lost)
         self._receiver = Receiver(self._bus.lineages, memory, self._settings, self._tell)
         name = f"follow {self.lineage_id}"
         self._receiving = asyncio.create_task(self._receiver.run(), name=name)
@@ -89,12 +93,13 @@ class Follower:
 
     async def close(self) -> None:
         """End the receiver, then the engine."""
+        self._standing.gone(self.lineage_id)
         self._receiving.cancel()
         await asyncio.gather(self._receiving, return_exceptions=True)
         await self.engine.close()
 
     @asynccontextmanager
-    async def hold(self, wanted: PublishedVersion) -> AsyncIterator[WholeEngine]:
+    async def hold(self, wanted: PublishedVersion) -> AsyncIterator[Whole]:
         """The engine with this very version, which stays for as long as the block.
 
         Raises:
@@ -117,7 +122,7 @@ class Follower:
 
     async def _reached(self, wanted: PublishedVersion) -> Serving:
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self.engine.patience_s):
                 while (serving := self._served(wanted)) is None:
                     self._changed.clear()
                     await self._changed.wait()
@@ -125,7 +130,7 @@ class Follower:
         except TimeoutError as exc:
             raise VersionUnmet(
                 f"weights: version {wanted.version} of {self.lineage_id} was not reached in "
-                f"{PATIENCE_S:g} s; send the request again"
+                f"{self.engine.patience_s:g} s; send the request again"
             ) from exc
 
     def _served(self, wanted: PublishedVersion) -> Serving | None:
@@ -157,8 +162,13 @@ class Follower:
             self._is_pausing = False
             self._changed.set()
 
+    def _lost(self) -> None:
+        """The engine may have other weights than those that were written."""
+        self._receiver.doubt()
+
     async def _tell(self, status: WeightsStatus) -> None:
         self._changed.set()
+        self._standing.hear(status)
         figures = {
             "weights_version": float(status.version),
             "weights_behind": float(status.behind),

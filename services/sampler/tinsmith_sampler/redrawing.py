@@ -41,6 +41,7 @@ class Setting(NamedTuple):
     """What an engine is set up by; texts as they stand in the log, empty where it says nothing."""
 
     base_model: str
+    engine: str
     base_blake3: str
     dtype: str
     quantization: str
@@ -119,8 +120,9 @@ async def open_engine(
 
     Raises:
         StartupError: the base model is not configured here, or cannot be loaded.
-        ServerError: the samples were drawn from other base weights.
+        ServerError: the samples were drawn from other base weights, or by another engine.
     """
+    _check_engine(setting)
     settings, model = config.section(SamplerConfig), config.model(setting.base_model)
     context_length = _number(setting, "context_length") or model.context_length
     options = TorchOptions(
@@ -133,6 +135,7 @@ async def open_engine(
         # Two of the longest texts must fit, or the context would be shorter.
         kv_tokens=max(settings.cache_tokens, 2 * ((context_length or 0) + PAGE)),
         context_length=context_length,
+        max_lora_rank=settings.max_lora_rank,
     )
     engine = TorchEngine(options)
     wholes = WholeModels(options, samples.blob, limit=settings.max_whole)
@@ -148,6 +151,16 @@ async def open_engine(
     finally:
         await wholes.close()
         await engine.close()
+
+
+def _check_engine(setting: Setting) -> None:
+    """The same seed is another draw in another engine: to compare them would prove nothing."""
+    if setting.engine not in ("", "torch"):
+        raise ServerError(
+            f"environment: samples of {setting.base_model} were drawn by the engine "
+            f"{setting.engine!r}, and the replay has the torch engine alone, which draws other "
+            "tokens from the same seeds; they cannot be drawn again here"
+        )
 
 
 def departures(told: dict[str, str], ours: dict[str, str]) -> Iterable[str]:

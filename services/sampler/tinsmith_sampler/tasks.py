@@ -7,6 +7,7 @@ V = vocabulary.
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
@@ -60,6 +61,7 @@ class Task(Generic[Result]):
         self.adapter = adapter
         self.future: Future[Result] = future
         self.needs_from = needs_from  # logits are needed of the prompt's positions from here on
+        self.arrived_s = time.monotonic()
         self.age = 0  # the lower, the longer it has been here; set by the batcher
         self.prompt: Prompt | None = None
         self.cached_tokens = 0  # of the prompt, computed for somebody else
@@ -81,12 +83,17 @@ class Task(Generic[Result]):
 
     def not_finite(self) -> Exception:
         """The error for logits that hold NaN or infinity."""
-        if self.adapter is None:
-            return ServerError("the base model's logits are not finite; check its files and dtype")
-        return InvalidRequest(
-            f"adapter {self.version}: the logits under it are not finite; go back to an earlier "
-            "checkpoint and lower the learning rate"
-        )
+        return not_finite(self.version)
+
+
+def not_finite(adapter: str | None) -> Exception:
+    """The error for logits that hold NaN or infinity, under this version of an adapter."""
+    if adapter is None:
+        return ServerError("the base model's logits are not finite; check its files and dtype")
+    return InvalidRequest(
+        f"adapter {adapter}: the logits under it are not finite; go back to an earlier "
+        "checkpoint and lower the learning rate"
+    )
 
 
 class RowTask(Task[Generated]):

@@ -29,16 +29,23 @@ from tinsmith.errors import (
 )
 from tinsmith_sampler.following import Follower
 from tinsmith_sampler.residency import Residency
+from tinsmith_sampler.standing import Standing
 from tinsmith_sampler.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from tinsmith.bus import Bus
+    from tinsmith.config import ModelConfig
     from tinsmith.messages.base import BlobRef
     from tinsmith.messages.sampling import AdapterRef
     from tinsmith.messages.weights import PublishedVersion
+    from tinsmith_sampler.config import SamplerConfig
     from tinsmith_sampler.model import TorchOptions
+    from tinsmith_sampler.whole_engine import Whole
+
+    NewEngine = Callable[[str], Whole]
+    """From a model's folder or hub id; not started."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,12 +61,19 @@ class Lineages:
         self._bus = bus
         self._replica = replica
         self._figures = figures
+        self.standing = Standing(figures)
         self._unmet: dict[str, int] = {}  # versions that were not reached
 
-    async def follower(self, options: TorchOptions, lineage_id: str) -> Follower:
+    async def follower(self, options: TorchOptions, new: NewEngine, lineage_id: str) -> Follower:
         """An engine that will follow a lineage."""
         return Follower(
-            self._bus, options, lineage_id, replica=self._replica, figures=self._figures
+            self._bus,
+            options,
+            lineage_id,
+            replica=self._replica,
+            figures=self._figures,
+            standing=self.standing,
+            engine=new(options.model_path),
         )
 
     def give_up(self, version: PublishedVersion) -> None:
@@ -89,8 +103,11 @@ class WholeModels:
         limit: int,
         folder: Path | None = None,
         lineages: Lineages | None = None,
+        new_engine: NewEngine | None = None,
     ) -> None:
         """``options`` are the base model's; ``limit`` 0: none are served.
+
+        ``new_engine`` makes engines other than the built-in one.
 
         Files lie in ``folder`` while they are loaded, or where the system has its temporary files.
         Without ``lineages`` all weights come as files.
@@ -100,7 +117,9 @@ class WholeModels:
         self._limit = limit
         self._folder = folder if folder is not None and folder.is_dir() else None
         self._lineages = lineages
-        self._engines: dict[str, WholeEngine] = {}
+        self._new_engine = new_engine or self._built_in
+        self._engines: dict[str, Whole] = {}
+        self._folders: dict[str, Path] = {}  # that engines need
         self._followers: dict[str, Follower] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,7 +127,7 @@ class WholeModels:
         _sweep(self._folder or Path(tempfile.gettempdir()))
 
     @asynccontextmanager
-    async def hold(self, ref: AdapterRef) -> AsyncIterator[WholeEngine]:
+    async def hold(self, ref: AdapterRef) -> AsyncIterator[Whole]:
         """The engine of these weights, which stays for as long as the block.
 
         Raises:
@@ -124,14 +143,14 @@ class WholeModels:
         async with AsyncExitStack() as held:
             yield await self._followed(ref, held) or await self._loaded(ref, held)
 
-    async def _loaded(self, ref: AdapterRef, held: AsyncExitStack) -> WholeEngine:
+    async def _loaded(self, ref: AdapterRef, held: AsyncExitStack) -> Whole:
         """An engine on the checkpoint's files."""
         await held.enter_async_context(
             self._residency.hold(ref.version, lambda: self._laid_out(ref))
         )
         return self._engines[ref.version]
 
-    async def _followed(self, ref: AdapterRef, held: AsyncExitStack) -> WholeEngine | None:
+    async def _followed(self, ref: AdapterRef, held: AsyncExitStack) -> Whole | None:
         """The engine that follows the lineage, if this is the version that it serves."""
         version, lineages = ref.published, self._lineages
         if version is None or lineages is None or ref.version in self._engines:
@@ -140,7 +159,7 @@ class WholeModels:
         if key not in self._followers and not await lineages.is_newest(version):
             return None
         async with AsyncExitStack() as trial:
-            new = partial(lineages.follower, self._options, version.lineage_id)
+            new = partial(lineages.follower, self._options, self._new_engine, version.lineage_id)
             await trial.enter_async_context(self._residency.hold(key, new))
             try:
                 engine = await trial.enter_async_context(self._followers[key].hold(version))
@@ -152,16 +171,22 @@ class WholeModels:
             return engine
 
     async def load_adapter(self, version: str, files: Path | Follower) -> None:
-        """Start an engine on a model's folder, which is removed, or one that follows a lineage."""
+        """Start an engine on a model's folder, or one that follows a lineage.
+
+        The folder is removed as soon as the engine does not need it.
+        """
         if isinstance(files, Follower):
             await self._start(version, files)
             self._followers[version] = files
             return
-        engine = WholeEngine(replace(self._options, model_path=str(files), quantization="none"))
+        engine, self._folders[version] = self._new_engine(str(files)), files
         try:
             await self._start(version, engine)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, files, ignore_errors=True)
+        except BaseException:
+            await self._remove_folder(version)
+            raise
+        if not engine.keeps_folder:
+            await self._remove_folder(version)
         self._engines[version] = engine
 
     async def unload_adapter(self, version: str) -> None:
@@ -169,8 +194,16 @@ class WholeModels:
         engine = self._followers.pop(version, None) or self._engines.pop(version)
         await engine.close()
         await self._watching.pop(version)
+        await self._remove_folder(version)
 
-    async def _start(self, version: str, engine: WholeEngine | Follower) -> None:
+    async def _remove_folder(self, version: str) -> None:
+        if (folder := self._folders.pop(version, None)) is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _built_in(self, path: str) -> Whole:
+        return WholeEngine(replace(self._options, model_path=path, quantization="none"))
+
+    async def _start(self, version: str, engine: Whole | Follower) -> None:
         try:
             await engine.start()
         except StartupError as exc:
@@ -190,7 +223,7 @@ class WholeModels:
         for version in [*self._engines, *self._followers]:
             await self.unload_adapter(version)
 
-    async def _watch(self, engine: WholeEngine | Follower) -> None:
+    async def _watch(self, engine: Whole | Follower) -> None:
         try:
             await engine.wait_ended()
         except Exception as exc:  # noqa: BLE001 - whatever it is, the process must not limp on
@@ -219,6 +252,15 @@ class WholeModels:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return folder
+
+
+def new_engines(model: ModelConfig, config: SamplerConfig, data_dir: Path) -> NewEngine | None:
+    """What makes engines that are not built in. Imports torch, so it runs on a thread."""
+    if config.engine == "torch":
+        return None
+    from tinsmith_sampler.sglang.assembly import sglang_wholes
+
+    return sglang_wholes(model, config, data_dir)
 
 
 def _sweep(parent: Path) -> None:

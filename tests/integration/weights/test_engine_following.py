@@ -21,6 +21,7 @@ from tinsmith.weights.publisher import Publisher, Wanted
 from tinsmith.weights.specs import TensorSpec
 from tinsmith_sampler.following import Follower
 from tinsmith_sampler.model import TorchOptions
+from tinsmith_sampler.standing import Standing
 
 PATIENCE_S = 90.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -64,7 +65,14 @@ class Lineage:
     async def followed(self):
         options = TorchOptions(model_path=str(self.folders[0]), kv_tokens=4096)
         figures = self.figures
-        follower = Follower(self.bus, options, self.id, replica="sampler-x", figures=figures)
+        follower = Follower(
+            self.bus,
+            options,
+            self.id,
+            replica="sampler-x",
+            figures=figures,
+            standing=Standing(figures),
+        )
         await follower.start()
         try:
             yield follower

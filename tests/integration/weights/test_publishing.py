@@ -12,6 +12,7 @@ from tinsmith.messages.weights import LineageOpened, PublishedVersion
 from tinsmith.testing import tiny_model
 from tinsmith_sampler.following import Follower
 from tinsmith_sampler.model import TorchOptions
+from tinsmith_sampler.standing import Standing
 from tinsmith_trainer import canonical, publishing
 from tinsmith_trainer.publishing import Publishing
 
@@ -113,7 +114,7 @@ async def test_a_lineage_that_has_ended_is_freed_and_a_late_sampler_is_told(
         await bus.lineages.chunks.get(model_id, stored.manifest[0])
 
     options = TorchOptions(model_path=str(folder), kv_tokens=4096)
-    follower = Follower(bus, options, model_id, replica="late", figures={})
+    follower = Follower(bus, options, model_id, replica="late", figures={}, standing=Standing({}))
     await follower.start()
     try:
         with pytest.raises(VersionUnmet, match="serves none"):

@@ -1,0 +1,107 @@
+"""An engine in another process takes each version in one go, and all of it when it was lost."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import numpy as np
+from tests.integration.weights.lineage import (
+    Engine,
+    Site,
+    replica,
+    served_only_what_is_in_the_log,
+)
+
+from tinsmith.weights.memory import DistantMemory
+from tinsmith.weights.state import WrongBits
+
+
+class Distant:
+    """Has an engine's arrays, and writes them in a pause from what was staged before it."""
+
+    def __init__(self):
+        self.engine = Engine()
+        self.staged = None
+        self.is_paused = False
+        self.is_deaf = False
+        self.told = []  # (what was called, in a pause)
+
+    @property
+    def receiver(self):
+        return self.engine.receiver
+
+    @receiver.setter
+    def receiver(self, receiver):
+        self.engine.receiver = receiver
+
+    @property
+    def served(self):
+        return self.engine.served
+
+    def names(self):
+        return self.engine.names()
+
+    def digest(self, name):
+        return self.engine.digest(name)
+
+    def stage(self, writes):
+        self.told.append(("stage", self.is_paused))
+        self.staged = list(writes)
+
+    def swap(self):
+        self.told.append(("swap", self.is_paused))
+        if self.is_deaf:
+            self.is_deaf = False
+            raise WrongBits("it does not answer")
+        for write in self.staged:
+            self.engine.write(*write)
+
+    @asynccontextmanager
+    async def pause(self):
+        self.is_paused = True
+        async with self.engine.pause():
+            yield
+        self.is_paused = False
+
+
+async def test_each_version_is_staged_before_the_pause_and_swapped_in_it(bus):
+    site = await Site(bus).first(steps=2)
+    distant = Distant()
+    assert isinstance(distant, DistantMemory)
+    assert not isinstance(distant.engine, DistantMemory)
+    async with replica(bus, site, distant) as following:
+        await following.at(3)
+        for version in (4, 5):
+            await site.step()
+            await following.at(version)
+        await served_only_what_is_in_the_log(site, following)
+    assert distant.told == [("stage", False), ("swap", True)] * 3
+
+
+async def test_what_a_swap_does_not_write_is_not_served(bus):
+    site = await Site(bus).first()
+    distant = Distant()
+    async with replica(bus, site, distant) as following:
+        await following.at(1)
+        distant.is_deaf = True
+        await site.step()
+        await following.at(2)
+        assert following.receiver.status().mismatches == 1
+        assert "fenced" in following.states()
+        await served_only_what_is_in_the_log(site, following)
+
+
+async def test_memory_that_may_be_lost_is_written_anew_before_it_serves(bus):
+    site = await Site(bus).first()
+    distant = Distant()
+    async with replica(bus, site, distant) as following:
+        await following.at(1)
+        for array in distant.engine.arrays.values():
+            array[:] = np.zeros_like(array)
+        following.receiver.doubt()
+        assert following.receiver.serving is None
+        await following.until(lambda r: r.receiver.serving is not None, "served again")
+        following.engine.engine.compute()
+        assert following.receiver.status().mismatches == 0
+        await served_only_what_is_in_the_log(site, following)
+    assert len(distant.told) == 4

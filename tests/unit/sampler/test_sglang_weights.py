@@ -1,0 +1,171 @@
+"""The weight loader that runs in SGLang, on a model that holds its tensors as SGLang does."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tinsmith.weights.digest import digest, part, salt
+from tinsmith.weights.held import Write
+from tinsmith_sampler.sglang import distant_memory
+from tinsmith_sampler.sglang.boot import digesting, places, weights, witness
+from tinsmith_sampler.sglang.boot.weights import Weights
+
+WORDS = {torch.float32: (torch.int32, np.uint32), torch.bfloat16: (torch.int16, np.uint16)}
+HIDDEN, QUERY, KEY, GATE, VOCABULARY, PADDED = 8, 12, 4, 10, 30, 64
+
+
+@pytest.fixture(params=WORDS)
+def model(request):
+    return Fused().to(request.param)
+
+
+class Fused(nn.Module):
+    """Attention, MLP, experts and embeddings under SGLang's names and in its layout."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(tie_word_embeddings=True)
+        layer = nn.Module()
+        layer.self_attn, layer.mlp, layer.experts = nn.Module(), nn.Module(), nn.Module()
+        qkv = layer.self_attn.qkv_proj = nn.Linear(HIDDEN, QUERY + 2 * KEY)
+        qkv.q_proj_shard_size, qkv.kv_proj_shard_size = QUERY, KEY
+        up = layer.mlp.gate_up_proj = nn.Linear(HIDDEN, 2 * GATE, bias=False)
+        up.output_partition_sizes = [GATE, GATE]
+        layer.experts.w13_weight = nn.Parameter(torch.randn(3, 2 * GATE, HIDDEN))
+        layer.experts.w2_weight = nn.Parameter(torch.randn(3, HIDDEN, GATE))
+        layer.norm = nn.LayerNorm(HIDDEN, bias=False)
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([layer])
+        self.model.embed_tokens = nn.Embedding(PADDED, HIDDEN)
+        self.lm_head = nn.Embedding(PADDED, HIDDEN)  # tied, and a parameter of its own
+        for table in (self.model.embed_tokens, self.lm_head):
+            table.org_vocab_size = VOCABULARY
+            nn.init.ones_(table.weight)
+
+    def expected(self):
+        """Each tensor, by its name in transformers."""
+        layer, owner = self.model.layers[0], "model.layers.0"
+        query, key, value = layer.self_attn.qkv_proj.weight.split([QUERY, KEY, KEY])
+        biases = layer.self_attn.qkv_proj.bias.split([QUERY, KEY, KEY])
+        gate, up = layer.mlp.gate_up_proj.weight.split(GATE)
+        return {
+            "model.embed_tokens.weight": self.model.embed_tokens.weight[:VOCABULARY],
+            f"{owner}.self_attn.q_proj.weight": query,
+            f"{owner}.self_attn.k_proj.weight": key,
+            f"{owner}.self_attn.v_proj.weight": value,
+            f"{owner}.self_attn.q_proj.bias": biases[0],
+            f"{owner}.self_attn.k_proj.bias": biases[1],
+            f"{owner}.self_attn.v_proj.bias": biases[2],
+            f"{owner}.mlp.gate_proj.weight": gate,
+            f"{owner}.mlp.up_proj.weight": up,
+            f"{owner}.experts.gate_up_proj": layer.experts.w13_weight,
+            f"{owner}.experts.down_proj": layer.experts.w2_weight,
+            f"{owner}.norm.weight": layer.norm.weight,
+        }
+
+    def bits(self, name):
+        tensor = self.expected()[name].detach().reshape(-1)
+        word, unsigned = WORDS[tensor.dtype]
+        return tensor.view(word).numpy().view(unsigned).copy()
+
+
+@pytest.fixture
+def loader(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    return Weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 1000, (1 << 15) + 7, 3 << 15])
+def test_digests_are_ours(dtype, size):
+    word, unsigned = WORDS[dtype]
+    bits = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype).view(word)
+    ours = bits.numpy().view(unsigned)
+
+    assert digesting.digest(bits, salt("a.b")) == digest("a.b", ours)
+    at = np.arange(0, size, 3)
+    found = digesting.digest_at(torch.from_numpy(at), bits[torch.from_numpy(at)], salt("a.b"))
+    assert found == part("a.b", at, ours[at])
+
+
+def test_every_tensor_is_found_where_the_model_holds_it(model):
+    found = places.find(model)
+
+    assert found.keys() == model.expected().keys()
+    for name, tensor in model.expected().items():
+        word, _ = WORDS[tensor.dtype]
+        for place in found[name]:
+            assert torch.equal(place.bits(), tensor.detach().reshape(-1).view(word)), name
+
+
+def test_elements_and_whole_tensors_are_written_and_told(model, loader, tmp_path):
+    held, rng = loader(model), np.random.default_rng(0)
+    writes = []
+    for number, name in enumerate(model.expected()):
+        old = model.bits(name)
+        at = None if number % 3 == 0 else np.sort(rng.permutation(old.size)[: old.size // 3])
+        new = old ^ old.dtype.type(5) if at is None else old[at] ^ old.dtype.type(3)
+        writes.append(Write(name, new, at))
+    wanted = {write.name: after(model, write) for write in writes}
+    distant_memory._write_file(tmp_path / "change-1", writes)
+    held.take(tmp_path, "change-1")
+
+    told = held.answer({"ask": "taken"})
+    assert told["file"] == "change-1"
+    for write, sums in zip(writes, told["sums"], strict=True):
+        np.testing.assert_array_equal(model.bits(write.name), wanted[write.name])
+        assert set(sums) == {distant_memory._sum(write)}
+        asked = {"ask": "digest", "name": write.name, "salt": salt(write.name)}
+        assert set(held.answer(asked)["digests"]) == {digest(write.name, wanted[write.name])}
+    assert torch.equal(model.lm_head.weight[:VOCABULARY], model.model.embed_tokens.weight[:30])
+    assert (model.lm_head.weight[VOCABULARY:] == 1).all()
+
+
+def after(model, write):
+    new = model.bits(write.name)
+    new[slice(None) if write.indices is None else write.indices] = write.values
+    return new
+
+
+def test_what_is_wrong_is_told_and_nothing_is_written(model, loader, tmp_path):
+    held, name = loader(model), "model.layers.0.norm.weight"
+    before = {each: model.bits(each) for each in model.expected()}
+    good = Write("model.embed_tokens.weight", before["model.embed_tokens.weight"] ^ 1, None)
+    kind = before[name].dtype
+    wrongs = [
+        Write(name, np.zeros(1, kind), np.array([HIDDEN])),
+        Write(name, np.zeros(1, kind), np.array([-1])),
+        Write(name, np.zeros(1, kind), None),
+        Write("norm", np.zeros(1, kind), np.array([0])),
+    ]
+    for number, wrong in enumerate(wrongs):
+        distant_memory._write_file(tmp_path / str(number), [good, wrong])
+        held.take(tmp_path, str(number))
+        assert "ValueError" in held.answer({"ask": "taken"})["error"]
+    held.take(tmp_path, "nothing")
+    assert "FileNotFoundError" in held.answer({"ask": "taken"})["error"]
+    (tmp_path / "cut").write_bytes((tmp_path / "0").read_bytes()[:40])
+    held.take(tmp_path, "cut")
+    assert held.answer({"ask": "taken"})["error"]
+    for each, bits in before.items():
+        np.testing.assert_array_equal(model.bits(each), bits)
+
+
+def test_questions_are_answered_beside_the_service(model, loader, tmp_path, monkeypatch):
+    monkeypatch.setenv(weights.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(weights, "_weights", None)
+    weights.apply(model, [("change", torch.tensor([], dtype=torch.uint8))])
+
+    told = distant_memory._asked(tmp_path, {"ask": "arrays"})
+    assert told["ranks"] == 1
+    assert told["arrays"] == {name: one.numel() for name, one in model.expected().items()}
+    with pytest.raises(distant_memory.SglangGone, match="KeyError"):
+        distant_memory._asked(tmp_path, {"ask": "digest", "name": "no", "salt": 1})
+    assert "tinsmith-weights" in {thread.name for thread in threading.enumerate()}
+    assert (tmp_path / witness.SOCKET).is_socket()
