@@ -11,7 +11,11 @@ from typing import Annotated
 import typer
 
 from tinsmith import __version__
-from tinsmith.cli import keys, log, portable
+from tinsmith.cli import bench as benching
+from tinsmith.cli import doctor as examining
+from tinsmith.cli import gc as collecting
+from tinsmith.cli import keys, log, models_list, portable, runs
+from tinsmith.cli import status as looking
 from tinsmith.cli.options import ConfigFile, DataDir  # noqa: TC001 - as above
 from tinsmith.errors import StartupError, TinsmithError
 
@@ -30,12 +34,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 config_app = typer.Typer(no_args_is_help=True, help="Look at the configuration.")
 app.add_typer(config_app, name="config")
 app.add_typer(log.app, name="log")
 app.add_typer(keys.app, name="keys")
+app.add_typer(runs.app, name="runs")
 
 Alone = Annotated[
     bool,
@@ -144,6 +148,22 @@ for _name, _help in _SERVICES.items():
 
 
 @app.command(epilog=EXIT_CODES)
+def prepare(config: ConfigFile = None) -> None:
+    """Make the broker's streams, for services whose users may not (bus.create_streams = false).
+
+    Also enters the master key that all services are to have. Do it once, and after an update.
+
+    \b
+    Example:
+      TINSMITH_BUS__USER=operator TINSMITH_BUS__INBOX_PREFIX=_INBOX_operator tinsmith prepare
+    """
+    with _one_line_errors("prepare"):
+        from tinsmith.cli import prepare as command
+
+        command.run(config)
+
+
+@app.command(epilog=EXIT_CODES)
 def demo(
     data_dir: DataDir = None,
     keep: Annotated[  # noqa: FBT002
@@ -185,6 +205,11 @@ def cookbook(
     """Run a recipe of tinker-cookbook, unmodified, against this server.
 
     The server is that of TINKER_BASE_URL, else the 'tinsmith up' that uses the data folder.
+
+    \b
+    Exit codes:
+      2  it cannot be started: usage, configuration, missing environment, no server
+      else, as the recipe ended
 
     \b
     Example:
@@ -282,9 +307,14 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
 
 app.command()(portable.export)
 app.command("import")(portable.import_)
+app.command()(collecting.gc)
+app.command()(looking.status)
+app.command()(models_list.models)
+app.command()(examining.doctor)
+app.command()(benching.bench)
 
 
-@config_app.command("show")
+@config_app.command("show", epilog=EXIT_CODES)
 def config_show(
     config: ConfigFile = None,
     docs: Annotated[bool, typer.Option("--docs", help="Add what each key means.")] = False,  # noqa: FBT002
@@ -305,9 +335,14 @@ def config_show(
         typer.echo(render(load(config, os.environ), has_docs=docs), nl=False)
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def version() -> None:
-    """Print the version."""
+    """Print the version.
+
+    \b
+    Example:
+      tinsmith version
+    """
     typer.echo(f"tinsmith {__version__}")
 
 

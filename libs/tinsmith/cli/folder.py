@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tinsmith.errors import StartupError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tinsmith.paths import DataDir
@@ -51,7 +51,7 @@ def api_key_file(folder: DataDir) -> Path:
     return folder.api_key
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object] | Sequence[object]) -> None:
     """Atomically, for its owner only: readers see all of it or nothing."""
     write_private(path, json.dumps(content, indent=2) + "\n")
 

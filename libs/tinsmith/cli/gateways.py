@@ -47,6 +47,7 @@ async def _run(config: Config, environ: Mapping[str, str], address: socket.socke
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, supervisor.request_stop)
         if await supervisor.bring_up(workers):
-            url = listening.url_of(address, plan.gateway_host(config))
+            is_tls = plan.is_gateway_tls(config)
+            url = listening.url_of(address, plan.gateway_host(config), is_tls=is_tls)
             lifeline.tell_ready({"service": "gateway", "base_models": (), "url": url})
             await supervisor.stopping.wait()

@@ -18,6 +18,7 @@ from tinsmith.errors import InvalidRequest, NotFound, TinsmithError
 from tinsmith.logbook.installation import connect
 from tinsmith.logbook.text import plain
 from tinsmith.messages.registry import ApiKey
+from tinsmith.messages.services import AuditEntry
 from tinsmith.messages.table import API_KEYS
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ async def create(loaded: Config, owner: str, terms: Terms) -> None:
     )
     async with connect(loaded, name="keys-create") as (bus, _):
         await bus.table(API_KEYS).create(entry.digest, entry)
+        await _note(bus, entry, "key_created")
     sys.stdout.write(f"{key}\n")
     sys.stderr.write(
         f"This is the only time the key is shown; 'tinsmith keys revoke {_short(entry)}' ends it.\n"
@@ -116,6 +118,7 @@ async def limit(loaded: Config, text: str, terms: Terms) -> None:
         await bus.table(API_KEYS).update(
             entry.digest, lambda now: now and structs.replace(now, **wanted)
         )
+        await _note(bus, entry, "key_limited", limits=_limits(structs.replace(entry, **wanted)))
     limits = _limits(structs.replace(entry, **wanted))
     sys.stdout.write(f"limits of {_short(entry)} of {plain(entry.name)}: {limits}\n")
 
@@ -125,7 +128,16 @@ async def revoke(loaded: Config, text: str) -> None:
     async with connect(loaded, name="keys-revoke") as (bus, _):
         entry = _named(await _all(bus), text)
         await bus.table(API_KEYS).update(entry.digest, keys.revoked)
+        await _note(bus, entry, "key_revoked")
     sys.stdout.write(f"revoked: {_short(entry)} of {plain(entry.name)}, ...{entry.last_four}\n")
+
+
+async def _note(bus: Bus, entry: ApiKey, event: str, **details: str) -> None:
+    """In the trail of the key's owner, who can read what was done by an operator."""
+    told = {"key_id": _short(entry), "by": "operator", **details}
+    await bus.audit.add(
+        AuditEntry(owner=entry.owner, topic="keys", event=event, at_ns=time.time_ns(), details=told)
+    )
 
 
 def _named(entries: list[ApiKey], text: str) -> ApiKey:

@@ -11,10 +11,9 @@ import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tinsmith import config, logs
+from tinsmith.cli.progress import progress
 from tinsmith.errors import InvalidRequest, TinsmithError
 from tinsmith.logbook import LogDamaged, lines, open_logbook, sample_lines, transfer
 from tinsmith.logbook.anchors import place_in_words, told
@@ -83,7 +82,7 @@ async def ls(loaded: Config, file: Path | None) -> int:
     rows = []
     async with open_logbook(None if file is None else str(file), loaded) as book:
         runs = await book.runs()
-        with _progress("Reading logs", len(runs)) as advance:
+        with progress("Reading logs", len(runs)) as advance:
             for model_id in runs:
                 rows.append(await overview(book, model_id))
                 advance()
@@ -121,7 +120,7 @@ async def verify(loaded: Config, target: str | None, *, is_all: bool, head: str)
     if head and not _DIGEST.fullmatch(head):
         raise InvalidRequest(f"--head: {head[:80]!r} is not 16 to 64 hexadecimal digits")
     async with open_logbook(target if target and is_file(target) else None, loaded) as book:
-        with _progress("Reading anchors", None):
+        with progress("Reading anchors", None):
             chain = await book.anchors()
         # What was anchored and has no log any more is a run as well.
         runs = sorted({*await book.runs(), *chain.heads})
@@ -141,7 +140,7 @@ async def _verdict(book: Logbook, model_id: str, head: str, chain: Chain) -> int
     verification = Verification(book, model_id)
     has_head = not head
     try:
-        with _progress(f"Verifying {model_id}", await book.length(model_id)) as advance:
+        with progress(f"Verifying {model_id}", await book.length(model_id)) as advance:
             async for entry in verification.entries():
                 has_head = has_head or entry.blake3.startswith(head)
                 advance()
@@ -172,7 +171,7 @@ async def export(
         if has_samples:
             samples, _ = await stack.enter_async_context(open_samples(target, loaded))
         advance = stack.enter_context(
-            _progress(f"Exporting {model_id}", await book.length(model_id))
+            progress(f"Exporting {model_id}", await book.length(model_id))
         )
         verification = await transfer.export(
             *(book, model_id, path),
@@ -195,11 +194,11 @@ async def import_(loaded: Config, path: Path, *, resume: bool) -> int:
         (model_id,) = await book.runs()
         length = await book.length(model_id)
         verification = Verification(book, model_id)
-        with _progress(f"Verifying {path}", length) as advance:
+        with progress(f"Verifying {path}", length) as advance:
             async for _ in verification.entries():
                 advance()
         async with connect(loaded, name="log-import") as (bus, blobs):
-            with _progress(f"Importing {model_id}", length) as advance:
+            with progress(f"Importing {model_id}", length) as advance:
                 importing = transfer.Import(bus.log, blobs, Seals(bus, loaded), on_entry=advance)
                 await importing.run(book, model_id, resume=resume)
             if isinstance(book, FileLogbook):
@@ -214,7 +213,7 @@ async def diff(loaded: Config, a: str, b: str) -> int:
     from tinsmith.logbook.compare import Side, compare  # numpy, which nothing else here needs
 
     async with open_run(a, loaded) as left, open_run(b, loaded) as right:
-        with _progress("Comparing ops", None) as advance:
+        with progress("Comparing ops", None) as advance:
             outcome = await compare(Side(*left), Side(*right), on_op=advance)
     found = outcome.difference
     if found is None:
@@ -263,20 +262,3 @@ def _table(rows: Sequence[Overview]) -> Iterator[str]:
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
-
-
-@contextlib.contextmanager
-def _progress(text: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; yields what moves it on by one."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(text, total=total)
-        yield lambda: progress.advance(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from tinsmith.errors import InvalidRequest
 from tinsmith.logbook.installation import connect
 from tinsmith.logbook.source import resolve_run
 from tinsmith.messages import table
+from tinsmith.messages.services import AuditEntry
 from tinsmith.sealing import Seals
 from tinsmith.sealing.seal import moment
 
@@ -44,9 +46,24 @@ async def forget(loaded: Config, target: str, *, is_sure: bool, is_forced: bool)
             if not is_sure:
                 _ask(model_id)
         entry = await seals.forget(model_id, REASON)
+        if gone is None:
+            await _note(bus, model_id)
     told = "was" if gone else "is"
     sys.stdout.write(f"{model_id}: {told} forgotten, on {moment(entry.forgotten_ns)}\n")
     return OK
+
+
+async def _note(bus: Bus, model_id: str) -> None:
+    """In the trail of the run's owner."""
+    run = await bus.table(table.RUNS).get(ids.token(model_id))
+    if run is not None:
+        told = {"model_id": model_id, "by": "operator"}
+        await bus.audit.add(
+            AuditEntry(
+                owner=run.owner, topic="logs", event="run_forgotten", at_ns=time.time_ns(),
+                details=told,
+            )
+        )  # fmt: skip
 
 
 async def _require_ended(bus: Bus, model_id: str, *, is_forced: bool) -> None:

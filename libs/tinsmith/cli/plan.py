@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 SERVICES = ("gateway", "trainer", "sampler", "checkpointer")
 PER_MODEL = ("trainer", "sampler")
 GATEWAY_RANK, WORKER_RANK, BROKER_RANK = range(3)
+GATEWAY_STOP_S = 5.0
+STOP_S = 5.0  # beyond what a service is given to finish its work
 
 
 def instances(config: Config, services: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
@@ -57,11 +59,16 @@ def service_processes(
         ServiceProcess(
             label,
             [*command, service, *file, *(["--model", model] if model else [])],
-            {**environ, **thread_limits(config, service, environ), **_handed(fds.get(service, ()))},
+            {
+                **environ,
+                **thread_limits(config, service, environ),
+                **_handed(fds.get(service, ())),
+                **_metrics_port(config, index),
+            },
             rank=GATEWAY_RANK if service == "gateway" else WORKER_RANK,
             pass_fds=fds.get(service, ()),
         )
-        for label, service, model in instances(config, services)
+        for index, (label, service, model) in enumerate(instances(config, services))
     ]
 
 
@@ -88,9 +95,21 @@ def workers(config: Config) -> int:
     return int(_value(config, "gateway", "workers"))
 
 
+def stop_times(config: Config) -> tuple[float, ...]:
+    """Seconds after the beginning of a stop at which each rank is killed, if it is still there."""
+    drains = [float(_value(config, service, "drain_s")) for service in PER_MODEL]
+    ends = GATEWAY_STOP_S + STOP_S + max(drains)
+    return GATEWAY_STOP_S, ends, ends + STOP_S
+
+
 def gateway_host(config: Config) -> str:
     """Where the gateway listens."""
     return str(_value(config, "gateway", "host"))
+
+
+def is_gateway_tls(config: Config) -> bool:
+    """Whether the gateway answers over HTTPS."""
+    return bool(_value(config, "gateway", "tls_cert"))
 
 
 def gateway_address(config: Config) -> socket.socket:
@@ -108,8 +127,14 @@ def _handed(fds: tuple[int, ...]) -> dict[str, str]:
     return {listening.VARIABLE: str(fds[0]), "TINSMITH_GATEWAY__WORKERS": "1"} if fds else {}
 
 
-def _value(config: Config, service: str, key: str) -> str | int:
+def _metrics_port(config: Config, index: int) -> dict[str, str]:
+    """Each process on this machine has its own."""
+    port = int(_value(config, "metrics", "port"))
+    return {"TINSMITH_METRICS__PORT": str(port + index)} if port else {}
+
+
+def _value(config: Config, service: str, key: str) -> str | float:
     # By name: a section's type belongs to its service, which this library must not import.
     section = config.section(cast("type[Section]", service_sections()[service].load()))
-    value: str | int = getattr(section, key)
+    value: str | float = getattr(section, key)
     return value

@@ -19,7 +19,7 @@ from tinsmith.cli.foreground import require_extra
 from tinsmith.cli.output import LogStream
 from tinsmith.cli.process import BrokerProcess
 from tinsmith.cli.reach import unreachable
-from tinsmith.cli.supervisor import OWN_LABEL, Supervisor, supervise
+from tinsmith.cli.supervisor import OWN_LABEL, Supervisor, Timing, supervise
 from tinsmith.errors import ConfigError, StartupError
 
 if TYPE_CHECKING:
@@ -78,6 +78,20 @@ def _check_parts(services: tuple[str, ...], loaded: Config) -> None:
             models.check(model)
 
 
+def _metrics(supervisor: Supervisor) -> dict[str, str]:
+    """Label -> where the process tells its metrics and its health."""
+    told = {label: str(ready.get("metrics_url", "")) for label, ready in supervisor.ready.items()}
+    return {label: url for label, url in told.items() if url}
+
+
+def _targets(supervisor: Supervisor) -> list[dict[str, object]]:
+    """What ``file_sd_configs`` of Prometheus reads."""
+    return [
+        {"targets": [url.removeprefix("http://")], "labels": {"process": label}}
+        for label, url in _metrics(supervisor).items()
+    ]
+
+
 def _no_broker(url: str) -> str:
     return unreachable(url.strip(), default_port=4222)
 
@@ -116,7 +130,8 @@ class _Up:
         )
         self._remove_files()
         try:
-            async with supervise(log) as supervisor:
+            timing = Timing(stop_s=plan.stop_times(self._config))
+            async with supervise(log, timing) as supervisor:
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, supervisor.request_stop)
                 if await self._broker_is_up(supervisor, lock_fd):
@@ -180,17 +195,19 @@ class _Up:
         return next((str(url) for url in urls if str(url).startswith("http")), "")
 
     def _write_files(self, supervisor: Supervisor) -> None:
-        content = {
+        content: dict[str, object] = {
             "base_url": self._base_url(supervisor),
             "api_key_file": self._key_file,
             "nats_url": self._nats_url,
             "pids": {OWN_LABEL: os.getpid(), **supervisor.pids},
         }
+        content["metrics"] = _metrics(supervisor)
         for path in self._files:
             folder.write_json(path, content)
+        folder.write_json(self._data.scrape_file, _targets(supervisor))
 
     def _remove_files(self) -> None:
-        for path in self._files:
+        for path in (*self._files, self._data.scrape_file):
             folder.remove(path)
 
     def _greet(self, supervisor: Supervisor) -> None:

@@ -145,3 +145,8 @@ def test_a_reported_error_is_one_line_without_secrets(capsys):
     logs.report("up", ValueError("two\nlines at nats://secret@host"))
 
     assert capsys.readouterr().err == "tinsmith up: error: two lines at nats://***@host\n"
+
+
+def test_a_signed_link_loses_what_opens_it():
+    said = logs.redact_text("GET /api/v1/downloads/WyJhcmNoaXZlIl0.c2ln_-x/kept.tar failed")
+    assert said == "GET /api/v1/downloads/***/kept.tar failed"

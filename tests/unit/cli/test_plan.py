@@ -37,6 +37,16 @@ def test_each_worker_of_the_gateway_is_a_process():
     assert labels(config, ("gateway", "checkpointer")) == ["gateway:1", "gateway:2", "checkpointer"]
 
 
+def test_nothing_is_killed_while_a_service_may_still_finish_its_work():
+    config = load(None, {"TINSMITH_TRAINER__DRAIN_S": "60", "TINSMITH_SAMPLER__DRAIN_S": "30"})
+    gateways, workers, broker = plan.stop_times(config)
+
+    assert plan.stop_times(ONE) == (5.0, 15.0, 20.0)
+    assert gateways == 5.0
+    assert workers > gateways + 60
+    assert broker > workers
+
+
 def test_models_of_one_short_name_are_told_apart():
     twins = Config(models=(ModelConfig(name="org/a"), ModelConfig(name="other/a")))
 
@@ -108,3 +118,18 @@ def test_the_gateway_stops_before_the_workers():
     ranks = {p.label: p.rank for p in plan.service_processes(ONE, ("gateway", "trainer"), {})}
 
     assert ranks["gateway"] < ranks["trainer"] < plan.BROKER_RANK
+
+
+def test_processes_take_metrics_ports_one_after_the_other():
+    chosen = load(None, {"TINSMITH_METRICS__PORT": "9400"})
+
+    processes = plan.service_processes(chosen, ("gateway", "trainer"), {})
+
+    ports = {p.label: p._env["TINSMITH_METRICS__PORT"] for p in processes}
+    assert ports == {"gateway": "9400", "trainer": "9401"}
+
+
+def test_without_a_metrics_port_the_system_chooses_each():
+    (process,) = plan.service_processes(ONE, ("gateway",), {})
+
+    assert "TINSMITH_METRICS__PORT" not in process._env

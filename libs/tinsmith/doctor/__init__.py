@@ -1,0 +1,1 @@
+"""What ``tinsmith doctor`` looks at: each check is one function, and none loads anything heavy."""
