@@ -12,10 +12,12 @@ once, and what arrives meanwhile is the next pass.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from tinsmith.metrics import names as metrics
 from tinsmith_trainer.readings import Readings
 from tinsmith_trainer.scheduler import Scheduler
 
@@ -60,6 +62,7 @@ class Compute:
         self._mixer = mixer
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._scheduler: Scheduler[_Turn] = Scheduler()
+        self._idle: deque[_Turn] = deque()  # what is done when there is nothing else
         self._work = asyncio.Event()
         self.readings = Readings()
         """Those who read models beside the thread."""
@@ -70,6 +73,13 @@ class Compute:
         """Run ``call`` when it is the model's turn; ``cost`` is its number of tokens."""
         result: R = await self._turn(model_id, lambda _: call(), cost=cost)
         return result
+
+    async def run_idle(self, call: Callable[[], R]) -> R:
+        """Run ``call`` when no model waits for a turn; whoever comes meanwhile waits for it."""
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._idle.append(_Turn(lambda _: call(), done))
+        self._work.set()
+        return await done
 
     async def run_passes(self, model_id: str, passes: Generator[Part, Made | None, R]) -> R:
         """Run ``passes`` to its end, each part of it when it is the model's turn.
@@ -104,7 +114,7 @@ class Compute:
         """Give out turns until cancelled."""
         while True:
             await self._work.wait()
-            turn = self._scheduler.take()
+            turn = self._scheduler.take() or (self._idle.popleft() if self._idle else None)
             if turn is None:
                 self._work.clear()
             elif not turn.done.cancelled():
@@ -134,6 +144,11 @@ class Compute:
     async def _carry_out(self, turns: list[_Turn]) -> None:
         loop = asyncio.get_running_loop()
         self._began = loop.time()
+        if parts := [turn.part for turn in turns if turn.part is not None]:
+            tokens = sum(part.tokens for part in parts)
+            metrics.TRAINER_TOKENS.inc(tokens)
+            metrics.PASS_TOKENS.observe(tokens)
+            metrics.PASS_OPS.observe(len(parts))
         for turn, settled in zip(
             turns, await loop.run_in_executor(self._thread, self._results, turns), strict=True
         ):
@@ -157,6 +172,11 @@ class Compute:
         if self._began is None:
             return self._busy_s
         return self._busy_s + asyncio.get_running_loop().time() - self._began
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds since the present turn began; 0 between turns."""
+        return 0.0 if self._began is None else asyncio.get_running_loop().time() - self._began
 
     def places(self) -> dict[str, Place]:
         """Where each model stands that waits for its turn."""

@@ -40,7 +40,17 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     only paused may hold up the first offer, so that it takes twice as long."""
     checkpointer_patience_s: Annotated[float, Meta(ge=0, le=600)] = 20.0
     """How long a save waits for a checkpointer to appear before it fails."""
+    drain_s: Annotated[float, Meta(ge=0)] = 5.0
+    """When it is told to stop: how long it goes on with the requests that it has begun, and with
+    saving its models' states, before it gives up its models without that."""
     snapshot_steps: Annotated[int, Meta(ge=1)] = 50
     """Save a model's state for its next owner at least every so many optimizer steps."""
     snapshot_s: Annotated[float, Meta(gt=0)] = 60.0
     """And at least every so many seconds of training: what a take-over has to repeat."""
+    canary_kl: Annotated[float, Meta(gt=0)] = 0.01
+    """Warn when samplers and this trainer are further apart than this on the same weights: KL per
+    token, of tokens that are scored again (``docs/agreement.md``)."""
+    canary_dlogp: Annotated[float, Meta(gt=0)] = 1.0
+    """And when the log-probability of any one of them differs by more than this."""
+    canary_stale_kl: Annotated[float, Meta(gt=0)] = 0.1
+    """Warn when the weights that are sampled from are further than this from the present ones."""

@@ -22,21 +22,25 @@ from tinsmith.messages.ops import (
 from tinsmith_trainer import datums, losses, optim
 from tinsmith_trainer.checkpointing import checkpoint_layers
 from tinsmith_trainer.forms import form_of
-from tinsmith_trainer.parts import NEW, is_joint
+from tinsmith_trainer.parts import NEW, Part, is_joint
 from tinsmith_trainer.room import Room
 from tinsmith_trainer.scoring import Scoring
 from tinsmith_trainer.shares import Alone
+from tinsmith_trainer.spare import Spare
 from tinsmith_trainer.state import StateView
 from tinsmith_trainer.trainable import Snapshot, Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tinsmith.messages.ops import LoraShape, OpResult, OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
     from tinsmith_trainer.loss import Loss
-    from tinsmith_trainer.parts import Made, Outcome, Part, Past
+    from tinsmith_trainer.parts import Made, Outcome, Past
     from tinsmith_trainer.shares import Team
     from tinsmith_trainer.trainable import Trainable
 
@@ -73,6 +77,8 @@ class TrainingEngine:
         if checkpointing:
             checkpoint_layers(base.model)
         self._adapters = Tenants()
+        self.spare = Spare()
+        """For copies that nobody reads any more, and the memory of the next ones."""
 
     def models(self) -> tuple[str, ...]:
         """The ids of the models that exist here."""
@@ -174,6 +180,25 @@ class TrainingEngine:
             raise outcome
         return outcome
 
+    def tenant(self, model_id: str) -> Trainable | None:
+        """The model, if it is here."""
+        return self._adapters.get(model_id) if model_id in self._adapters else None
+
+    def scratch(self, files: Mapping[str, bytes]) -> Trainable:
+        """An adapter to score with that is no tenant's: that of ``files``, or none without any.
+
+        May be called beside the torch thread.
+
+        Raises:
+            InvalidRequest: it is none of this base model.
+        """
+        return self._form.scratch(files)
+
+    def rescore(self, tenant: Trainable, example: Example) -> NDArray[np.float32]:
+        """Log-probabilities of the targets under ``tenant``, in one pass that changes nothing."""
+        part = Part(tenant, [example], losses.find("cross_entropy"), {}, with_gradient=False)
+        return self._alone(part).scored[0].logprobs
+
     def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
         """One step on the accumulated gradient, which is gone afterwards.
 
@@ -200,7 +225,8 @@ class TrainingEngine:
 
     def snapshot(self, model_id: str) -> Snapshot:
         """A copy of the model's weights and optimizer state; training may go on beside it."""
-        return self._adapters.get(model_id).snapshot(self.info.name)
+        tenant = self._adapters.get(model_id)
+        return tenant.snapshot(self.info.name, self.spare.take(tenant))
 
     def state(self, model_id: str) -> StateView:
         """The model's weights and optimizer state themselves, to be digested beside a pass."""

@@ -11,6 +11,7 @@ from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
 from tinsmith.messages.checkpoints import GetCheckpoint
 from tinsmith.messages.failures import to_failed
+from tinsmith.parts import check_manifest, check_parts
 from tinsmith_trainer import saves
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.parts import NEW
@@ -65,7 +66,7 @@ class Outcome:
 class Executor:
     """Carries out ops. An error of an op is its result, never an exception here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, and what checkpoints say of it
         self,
         engine: TrainingEngine,
         compute: Compute,
@@ -74,17 +75,23 @@ class Executor:
         *,
         base_model: str,
         patience_s: float,
+        base_blake3: str = "",
         publishing: Publishing | None = None,
     ) -> None:
-        """With ``publishing``, what is saved for samplers is published on the model's lineage."""
+        """With ``publishing``, what is saved for samplers is published on the model's lineage.
+
+        ``base_model`` and ``base_blake3`` go into checkpoints.
+        """
         self._engine = engine
         self._compute = compute
         self._bus = bus
         self._blobs = blobs
         self._base_model = base_model
+        self._base_blake3 = base_blake3
         self._patience_s = patience_s
         self._publishing = publishing
         self._digests: dict[str, asyncio.Future[str]] = {}  # of each model's present state
+        self._saved: dict[str, tuple[int, asyncio.Future[str]]] = {}  # by its last save: op, state
 
     async def execute(self, op: ops.Op, log: BoundLogger, past: Past = NEW) -> Outcome:
         """Change the model's state as ``op`` says; with the ``past`` of one that is repeated.
@@ -94,8 +101,11 @@ class Executor:
         """
         try:
             if isinstance(op.body, saves.SaveOp):
+                # Nearly always there already: it was made when the state came to be.
+                state_blake3 = self._digest(op.model_id)
+                self._saved[op.model_id] = (op.seq, state_blake3)
                 copying = self.copy(op.model_id)
-                saving = self._outcome(self._save(op, op.body, copying), log)
+                saving = self._outcome(self._save(op, op.body, copying, state_blake3), log)
                 name = f"save {op.model_id}:{op.seq}"
                 return Outcome(asyncio.create_task(saving, name=name), _settled(""))
             if not isinstance(op.body, MutatingOp):
@@ -120,8 +130,17 @@ class Executor:
         return await self.copy(model_id)
 
     async def store(self, snapshot: Snapshot) -> dict[str, BlobRef]:
-        """Put a whole model into the blob store, from where ``restore`` brings it back."""
-        return await self._put(await asyncio.to_thread(to_files, snapshot, with_optimizer=True))
+        """Put a whole model into the blob store, from where ``restore`` brings it back.
+
+        ``snapshot`` is spent.
+        """
+        return await self._put(await self._files(snapshot, with_optimizer=True))
+
+    async def _files(self, snapshot: Snapshot, *, with_optimizer: bool) -> Mapping[str, bytes]:
+        """The files of ``snapshot``, which is spent."""
+        files = await asyncio.to_thread(to_files, snapshot, with_optimizer=with_optimizer)
+        self._engine.spare.keep(snapshot)
+        return files
 
     async def _put(self, files: Mapping[str, bytes]) -> dict[str, BlobRef]:
         """Write them one after the other: the next is perhaps made only when it is read."""
@@ -141,9 +160,15 @@ class Executor:
             self._digests[model_id] = self._compute.readings.start(model_id, lambda: digest(view))
         return self._digests[model_id]
 
+    def is_as_saved(self, model_id: str, op_seq: int | None) -> bool:
+        """Whether that op was the model's last save, and nothing has changed it since."""
+        seq, state = self._saved.get(model_id, (None, None))
+        return op_seq is not None and seq == op_seq and self._digests.get(model_id) is state
+
     async def drop(self, model_id: str) -> None:
         """Forget the model's tensors."""
         self._digests.pop(model_id, None)
+        self._saved.pop(model_id, None)
         if self._publishing is not None:
             self._publishing.forget(model_id)
         await self._compute.run(model_id, lambda: self._engine.drop(model_id))
@@ -156,7 +181,12 @@ class Executor:
         with_optimizer: bool,
         optimizer: ops.OptimizerFamily = "adamw",
     ) -> ops.CreateModelDone:
-        """Give the model the state that lies in ``parts``; see ``TrainingEngine.restore``."""
+        """Give the model the state that lies in ``parts``; see ``TrainingEngine.restore``.
+
+        They are a checkpoint's, or those of a state that was saved for the next owner: the same
+        files of the same names.
+        """
+        check_parts(parts)
         files = {name: await self._blobs.get(ref) for name, ref in parts.items()}
         await self._compute.readings.ended(model_id)
         done = await self._compute.run(
@@ -202,19 +232,28 @@ class Executor:
                 assert_never(body)
 
     async def _parts(self, path: str) -> dict[str, BlobRef]:
-        return (await self._bus.call(table.GET_CHECKPOINT, GetCheckpoint(path=path))).parts
+        found = await self._bus.call(table.GET_CHECKPOINT, GetCheckpoint(path=path))
+        check_manifest(found)
+        return found.parts
 
     async def _save(
-        self, op: ops.Op, body: saves.SaveOp, copying: asyncio.Future[Snapshot]
+        self,
+        op: ops.Op,
+        body: saves.SaveOp,
+        copying: asyncio.Future[Snapshot],
+        state_blake3: asyncio.Future[str],
     ) -> ops.OpResult:
         is_training = isinstance(body, ops.SaveWeights)
         published = await self._publish(op, copying)
         snapshot = await copying
-        files = await asyncio.to_thread(to_files, snapshot, with_optimizer=is_training)
-        parts = await self._put(files)
-        done = await self._commit(
-            saves.request(op, body, snapshot, parts, self._base_model, published)
+        parts = await self._put(await self._files(snapshot, with_optimizer=is_training))
+        origin = saves.Origin(
+            self._base_model,
+            self._base_blake3,
+            self._engine.info.tokenizer_id,
+            await asyncio.shield(state_blake3),  # others wait for it too
         )
+        done = await self._commit(saves.request(op, body, snapshot, parts, origin, published))
         return saves.result(body, done, parts, published)
 
     async def _publish(

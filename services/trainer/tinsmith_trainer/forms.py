@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from tinsmith import whole
-from tinsmith.errors import NoRoom
+from tinsmith.errors import NoRoom, NotSupported
+from tinsmith.messages.ops import LoraShape
 from tinsmith_trainer import checkpoint_files, whole_files
-from tinsmith_trainer.adapters import Adapter
+from tinsmith_trainer.adapters import Adapter, LoraLayout
 from tinsmith_trainer.lora import check_shape
 from tinsmith_trainer.optim import Moments
 from tinsmith_trainer.passes import Passes
@@ -21,7 +24,7 @@ from tinsmith_trainer.whole_passes import WholePasses
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tinsmith.messages.ops import LoraShape, OptimizerFamily
+    from tinsmith.messages.ops import OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel
     from tinsmith_trainer.trainable import Snapshot, Trainable
 
@@ -46,6 +49,9 @@ class Form(Protocol):
 
     def restored(self, snapshot: Snapshot, *, replacing: Trainable | None) -> Trainable:
         """The tenant that ``snapshot``, which is spent, was taken of."""
+
+    def scratch(self, files: Mapping[str, bytes]) -> Trainable:
+        """What passes can be made with, though it is no tenant; InvalidRequest for other files."""
 
     def let_go(self, tenant: Trainable) -> None:
         """It is no tenant any more."""
@@ -85,6 +91,18 @@ class AdapterForm:
     def restored(self, snapshot: Snapshot, *, replacing: Trainable | None) -> Adapter:  # noqa: ARG002 - of the protocol
         """An adapter beside the others."""
         return Adapter.restored(snapshot, self._device)
+
+    def scratch(self, files: Mapping[str, bytes]) -> Adapter:
+        """An adapter without an optimizer; without ``files`` one that adapts nothing."""
+        lora, layout, weights = LoraShape(rank=1), LoraLayout((), 1), torch.zeros(0)
+        if files:
+            read = self.from_files(files, with_optimizer=False, optimizer="adamw")
+            if not isinstance(read.layout, LoraLayout):
+                msg = "files of another kind of tenant"
+                raise TypeError(msg)
+            lora, layout, weights = read.lora, read.layout, read.weights
+        weights = weights.to(self._device)
+        return Adapter(lora, layout, weights, Moments.like(weights[:0]))
 
     def let_go(self, tenant: Trainable) -> None:
         """Nothing but the engine refers to it."""
@@ -142,6 +160,10 @@ class WholeForm:
         weights = snapshot.weights.to(self._device)
         moments = snapshot.optimizer.moved(self._device)
         return self._seated(WholeModel(self._parameters, weights, moments))
+
+    def scratch(self, files: Mapping[str, bytes]) -> WholeModel:
+        """Raises NotSupported: there is no room for a second set of weights."""
+        raise NotSupported(f"files: {sorted(files)} are a whole model, of which there is one here")
 
     def let_go(self, tenant: Trainable) -> None:
         """The model is as it was loaded, and the next tenant may come."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tinsmith.metrics import names as metrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -76,6 +78,8 @@ class Holdings:
     def _changed(self) -> None:
         room = self._limit - len(self._held)
         self._load |= {"models": len(self._held), "room": room}
+        metrics.MODELS.set(len(self._held))
+        metrics.ROOM.set(room)
         if room > 0:
             self._has_room.set()
         else:

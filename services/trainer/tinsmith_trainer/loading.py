@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tinsmith import model_files
 from tinsmith.cores import threads
 from tinsmith.errors import StartupError
+from tinsmith.metrics import devices
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,7 @@ def load(
     from tinsmith_trainer.environment import describe
 
     torch.set_num_threads(threads(config.threads))
+    devices.tell(torch.cuda)
     device = base_model.find_device(config.device)
     tokens = config.microbatch_tokens or MICROBATCH_TOKENS[device.type]
     if seat is not None:

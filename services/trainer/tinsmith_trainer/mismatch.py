@@ -57,6 +57,11 @@ def figures(loss: Loss, examples: Sequence[Example], results: Sequence[Scored]) 
     return means | _of_tokens(compared)
 
 
+def sums(drift: NDArray[np.float64]) -> dict[str, float]:
+    """The figures over tokens of ``drift``, lp - q of each, [m]."""
+    return _of_tokens([_Compared(drift, None)])
+
+
 def _compare(loss: Loss, example: Example, scored: Scored) -> _Compared:
     logprobs = example.inputs["logprobs"]
     chosen = example.sampled

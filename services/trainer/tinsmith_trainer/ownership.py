@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tinsmith import ids
+from tinsmith import ids, tracing
 from tinsmith.bus import BLOB_TRIES, Encoded, Unreadable
 from tinsmith.errors import BlobMissing, Forgotten, NoRoom, ServerError
 from tinsmith.messages import ops, table
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_failed
+from tinsmith.metrics import names as metrics
 from tinsmith_trainer.executor import Outcome
 from tinsmith_trainer.in_hand import InHand
 from tinsmith_trainer.recovery import why_broken
 from tinsmith_trainer.sequencer import Sequencer
+from tinsmith_trainer.snapshots import Unsaved
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from structlog.stdlib import BoundLogger
 
     from tinsmith.bus import Bus, Delivery, Taken
@@ -60,6 +64,7 @@ class _Opened:
 class _Executed:
     delivery: Delivery[ops.Op]
     outcome: Outcome
+    began: float  # its turn, by the clock of the event loop
     snapshot: asyncio.Future[Snapshot] | None = None  # of the model after it, when it is time
 
 
@@ -67,8 +72,12 @@ class Retired(Exception):
     """The model is wanted no more, and all its futures have ended."""
 
 
+class Left(Exception):
+    """The model is whole in its log, and another trainer may go on with it."""
+
+
 class OwnedModel:
-    """Runs one model until it is wanted no more, or until it is fenced or cancelled."""
+    """Runs one model until it is wanted no more, left, fenced or cancelled."""
 
     def __init__(
         self,
@@ -87,6 +96,7 @@ class OwnedModel:
         self._executor = executor
         self._log = logger
         self._broken = recovered.broken
+        self._unsaved = recovered.unsaved
         self._snapshots = snapshots
         self._sequencer: Sequencer[Taken[ops.Op]] = Sequencer(recovered.next_seq)
         self._ready: asyncio.Queue[_Turn] = asyncio.Queue()
@@ -94,6 +104,9 @@ class OwnedModel:
         self._executed: asyncio.Queue[_Executed] = asyncio.Queue(UNCOMMITTED)
         self._in_hand = InHand()
         self._over = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._executing = asyncio.Lock()
+        self._saving: set[asyncio.Task[None]] = set()
         token = ids.token(model_id)
         self._worklist = bus.work(
             table.OPS,
@@ -112,18 +125,24 @@ class OwnedModel:
         """It is wanted no more: finish what is in order, fail what waits for a missing op."""
         self._over.set()
 
+    def leave(self) -> None:
+        """Another trainer shall have it: begin no more ops, and write down what was begun."""
+        self._leaving.set()
+
     async def run(self) -> None:
         """Returns when the model is wanted no more and nothing is left to answer.
 
         Raises:
             Fenced: another trainer has taken the model.
             Forgotten: the key of its contents was destroyed; nothing of it can go on.
+            Left: it was told to leave it.
         """
         earlier = range(self._writer.epoch - 1, 0, -1)
         await self._worklist.supersede(self._consumer(epoch) for epoch in earlier)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for part in (self._feed, self._open, self._execute, self._commit, self._retire):
+                ends = self._retire, self._leave
+                for part in (self._feed, self._open, self._execute, self._commit, *ends):
                     tasks.create_task(part(), name=f"{part.__name__} {self.model_id}")
         except ExceptionGroup as failures:
             first = _first(failures)
@@ -176,20 +195,27 @@ class OwnedModel:
     async def _execute(self) -> None:
         while True:
             opened = await self._opened.get()
-            delivery, op = opened.delivery, opened.delivery.message
-            log = self._log.bind(seq=op.seq, op=type(op.body).__name__)
-            if isinstance(op.body, ops.LoadWeights):
-                await self._executed.join()  # it may load what an earlier op is still saving
-            if (failure := opened.failure or self._broken) is not None:
-                await self._executed.put(_Executed(delivery, Outcome.of(failure)))
-                continue
+            async with self._executing:  # until it is told to leave: then not any more
+                await self._execute_one(opened)
+
+    async def _execute_one(self, opened: _Opened) -> None:
+        delivery, op = opened.delivery, opened.delivery.message
+        began = asyncio.get_running_loop().time()
+        request_id = ids.future_id(self.model_id, op.seq)
+        log = self._log.bind(seq=op.seq, op=_kind(op), request_id=request_id)
+        if isinstance(op.body, ops.LoadWeights):
+            await self._executed.join()  # it may load what an earlier op is still saving
+        if (failure := opened.failure or self._broken) is not None:
+            await self._executed.put(_Executed(delivery, Outcome.of(failure), began))
+            return
+        with _span("execute", delivery):
             outcome = await self._executor.execute(op, log)
-            snapshot = None
-            if outcome.is_step and self._snapshots.is_due():
-                snapshot = self._executor.copy(self.model_id)
-            await self._executed.put(_Executed(delivery, outcome, snapshot))
-            if op.seq == 0:
-                self._broken = why_broken(await outcome.result)
+        snapshot = None
+        if outcome.is_step and self._snapshots.is_due():
+            snapshot = self._executor.copy(self.model_id)
+        await self._executed.put(_Executed(delivery, outcome, began, snapshot))
+        if op.seq == 0:
+            self._broken = why_broken(await outcome.result)
 
     async def _commit(self) -> None:
         async with asyncio.TaskGroup() as savings:
@@ -198,8 +224,10 @@ class OwnedModel:
                 state_blake3 = await self._record(executed)
                 if executed.snapshot is not None:
                     seq = executed.delivery.message.seq
-                    saving = self._save_state(seq, executed.snapshot, state_blake3)
-                    savings.create_task(saving, name=f"save state {self.model_id}:{seq}")
+                    work = self._save_state(seq, executed.snapshot, state_blake3)
+                    saving = savings.create_task(work, name=f"save state {self.model_id}:{seq}")
+                    self._saving.add(saving)
+                    saving.add_done_callback(self._saving.discard)
                 self._executed.task_done()
 
     async def _record(self, executed: _Executed) -> str:
@@ -207,9 +235,23 @@ class OwnedModel:
         state_blake3 = await outcome.state_blake3
         op = Encoded(delivery.payload, delivery.ref, delivery.stored or None)
         seq, result = delivery.message.seq, await outcome.result
-        await self._writer.commit(seq, op, result, state_blake3=state_blake3)
+        with _span("commit", delivery):
+            await self._writer.commit(seq, op, result, state_blake3=state_blake3)
+        if state_blake3 and seq:
+            self._unsaved = Unsaved(seq, state_blake3)
         await self._finish(seq, delivery)
+        self._tell_done(executed, result)
         return state_blake3
+
+    def _tell_done(self, executed: _Executed, result: ops.OpResult) -> None:
+        op = executed.delivery.message
+        outcome = result.category if isinstance(result, Failed) else "done"
+        seconds = asyncio.get_running_loop().time() - executed.began
+        metrics.OPS.labels(_kind(op), outcome).inc()
+        metrics.OP_SECONDS.labels(_kind(op)).observe(seconds)
+        told = {"op": _kind(op), "outcome": outcome, "seconds": round(seconds, 3)}
+        request_id = ids.future_id(self.model_id, op.seq)
+        self._log.debug("op done", seq=op.seq, request_id=request_id, **told)
 
     async def _save_state(
         self, seq: int, copying: asyncio.Future[Snapshot], state_blake3: str
@@ -218,11 +260,15 @@ class OwnedModel:
         try:
             parts = await self._executor.store(await copying)
         except (ServerError, NoRoom) as exc:
+            metrics.STATES_SAVED.labels("failed").inc()
             self._log.warning("state not saved", seq=seq, error=str(exc))
             return
         finally:
             self._snapshots.done()
         await self._writer.save_state(seq, parts, state_blake3=state_blake3)
+        if self._unsaved is not None and self._unsaved.op_seq == seq:
+            self._unsaved = None
+        metrics.STATES_SAVED.labels("done").inc()
         self._log.debug("state saved", seq=seq)
 
     async def _answer_late(self, seq: int, taken: Taken[ops.Op]) -> None:
@@ -252,6 +298,21 @@ class OwnedModel:
             await asyncio.sleep(RETIRE_POLL_S)
         raise Retired
 
+    async def _leave(self) -> None:
+        """Write what was begun to the log, and the state for the next owner beside it.
+
+        Passes since the last change add to a gradient, which no copy has: they are repeated.
+        """
+        await self._leaving.wait()
+        await self._executing.acquire()  # for good: this comes before the next op
+        await self._executed.join()
+        if self._saving:
+            await asyncio.wait(self._saving)
+        if (left := self._unsaved) is not None and self._broken is None:
+            copying = self._executor.copy(self.model_id)
+            await self._save_state(left.op_seq, copying, left.state_blake3)
+        raise Left
+
     def _fail_gap(self) -> None:
         missing, waiting = self._sequencer.abandon()
         for _, taken in waiting:
@@ -264,6 +325,22 @@ class OwnedModel:
     def _fail(self, taken: Taken[ops.Op], reason: str) -> None:
         """Answer it so when its turn comes: behind those that are carried out before it."""
         self._ready.put_nowait(_Turn(taken, Failed(category="user", message=reason)))
+
+
+def _kind(op: ops.Op) -> str:
+    return type(op.body).__name__
+
+
+def _span(name: str, delivery: Delivery[ops.Op]) -> AbstractContextManager[None]:
+    """Of the trace in which the op was queued."""
+    op = delivery.message
+    return tracing.span(
+        f"trainer.{name}",
+        parent=delivery.traceparent,
+        model_id=op.model_id,
+        seq=op.seq,
+        op=_kind(op),
+    )
 
 
 def _seq(taken: Taken[ops.Op]) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from tinsmith.errors import StorageFull
+from tinsmith.metrics import names as metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,9 +53,10 @@ class PatientWriter:
 
     async def commit(self, seq: int, op: Encoded, result: OpResult, *, state_blake3: str) -> None:
         """See ``LogWriter.commit``."""
-        await self._patience.until_written(
-            lambda: self._writer.commit(seq, op, result, state_blake3=state_blake3)
-        )
+        with metrics.COMMIT_SECONDS.time():
+            await self._patience.until_written(
+                lambda: self._writer.commit(seq, op, result, state_blake3=state_blake3)
+            )
 
     async def save_state(self, seq: int, parts: dict[str, BlobRef], *, state_blake3: str) -> None:
         """See ``LogWriter.save_state``."""

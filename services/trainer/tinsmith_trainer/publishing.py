@@ -14,6 +14,7 @@ import structlog
 from tinsmith.errors import BrokerUnavailable, Fenced, NoRoom, StorageFull
 from tinsmith.messages.table import WEIGHTS_STATUS
 from tinsmith.messages.weights import PublishedVersion
+from tinsmith.metrics import names as metrics
 from tinsmith.weights.policy import Policy
 from tinsmith.weights.publisher import Publisher, Wanted
 from tinsmith.weights.roll import Roll
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tinsmith.bus import Bus
+    from tinsmith.weights.bits import Bits
     from tinsmith.weights.publisher import Published
     from tinsmith.weights.specs import TensorSpec
     from tinsmith_trainer.trainable import Snapshot
@@ -71,6 +73,7 @@ class Publishing:
         try:
             while not self._bus.closed.is_set():
                 await asyncio.sleep(UPKEEP_S)
+                self._count_replicas()
                 for model_id in list(self._publishers):
                     await self._keep_up(model_id)
             raise BrokerUnavailable("the connection for weights was closed for good")
@@ -142,6 +145,7 @@ class Publishing:
         published = await publisher.publish(bits, step=snapshot.step)
         self._due.add(model_id)
         self._tell(model_id, published, sum(one.size for one in bits.values()))
+        _measure(published, bits)
         return PublishedVersion(lineage_id=model_id, version=published.version, root=published.root)
 
     async def _publisher(self, model_id: str, snapshot: Snapshot) -> Publisher:
@@ -179,6 +183,16 @@ class Publishing:
             self._due.add(model_id)
             log.warning("lineage not kept up", lineage=model_id, error=str(exc))
 
+    def _count_replicas(self) -> None:
+        """Who acknowledges what is published here, by serving it."""
+        heard = [
+            status.version - publisher.version
+            for lineage_id, publisher in self._publishers.items()
+            for status in self._roll.replicas(lineage_id)
+        ]
+        metrics.REPLICAS_HEARD.set(len(heard))
+        metrics.REPLICAS_BEHIND.set(sum(behind < 0 for behind in heard))
+
     def _tell(self, model_id: str, published: Published, elements: int) -> None:
         figures = {
             "weights_version": float(published.version),
@@ -190,6 +204,19 @@ class Publishing:
         self._figures |= figures
         told = {"lineage": model_id, "root": published.root, "form": published.form}
         log.info("version published", **told, **figures)
+
+
+def _measure(published: Published, bits: Mapping[str, Bits]) -> None:
+    metrics.FORMS.labels(published.form).inc()
+    metrics.PUBLISHED_BYTES.labels(published.form).inc(published.size)
+    if published.form == "same":
+        return
+    elements = sum(one.size for one in bits.values())
+    metrics.ELEMENTS_CHANGED.observe(published.changed / max(elements, 1))
+    size = sum(one.nbytes for one in bits.values())
+    metrics.SIZE_RATIO.observe(published.size / max(size, 1))
+    metrics.ENCODE_SECONDS.observe(published.encode_ms / 1e3)
+    metrics.PUBLISH_SECONDS.observe(published.publish_ms / 1e3)
 
 
 def _is_all_float32(specs: Mapping[str, TensorSpec]) -> bool:

@@ -11,6 +11,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tinsmith.metrics import names as metrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,7 +46,9 @@ class Readings:
         while running := self._running.get(model_id):
             await asyncio.wait(running)
         self._running.pop(model_id, None)
-        self.longest_wait_s = max(self.longest_wait_s, clock() - began)
+        waited_s = clock() - began
+        metrics.PAUSE_SECONDS.observe(waited_s)
+        self.longest_wait_s = max(self.longest_wait_s, waited_s)
 
     def close(self) -> None:
         """Do not wait for those that still read."""

@@ -24,6 +24,7 @@ from tinsmith_trainer.repeating import (
     saves,
     why_not_repeated,
 )
+from tinsmith_trainer.snapshots import Unsaved
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -43,6 +44,10 @@ class Recovered:
     next_seq: int
     broken: Failed | None = None
     """Why every further op must fail: the model was never created, or cannot be rebuilt."""
+    unsaved: Unsaved | None = None
+    """Its state, if changes had to be repeated to come to it."""
+    repeated: int = 0
+    """How many."""
 
 
 class Recovery:
@@ -78,7 +83,7 @@ class Recovery:
         async for entry in self._log.entries(self._model_id, from_op=last):
             if isinstance(entry, ops.Record) and entry.seq >= state.next_seq:
                 broken = state.broken or await self._repeat(entry)
-                state = Recovered(entry.seq + 1, broken)
+                state = _after(entry, state, broken)
         if state.broken is not None:
             reason = state.broken.message
             self._logger.error("model cannot be rebuilt from its log", reason=reason)
@@ -169,6 +174,14 @@ class _Waited:
     async def root(self, model_id: str) -> str:
         snapshot = await self.executor.snapshot(model_id)
         return await asyncio.to_thread(lambda: canonical.root(snapshot))
+
+
+def _after(entry: ops.Record, state: Recovered, broken: Failed | None) -> Recovered:
+    """Where the model stands that stood at ``state`` before ``entry`` was repeated."""
+    unsaved, repeated = state.unsaved, state.repeated
+    if entry.state_blake3 and entry.seq:  # its creation is repeated as quickly as a copy is read
+        unsaved, repeated = Unsaved(entry.seq, entry.state_blake3), repeated + 1
+    return Recovered(entry.seq + 1, broken, unsaved, repeated)
 
 
 def _only_reads(body: ops.OpBody) -> bool:

@@ -11,14 +11,16 @@ from tinsmith.bus import Bus
 from tinsmith.errors import BrokerUnavailable, ConfigError, Fenced, Forgotten
 from tinsmith.messages import table
 from tinsmith.messages.registry import ServedModel
+from tinsmith.metrics import names as metrics
 from tinsmith.service import run_service
+from tinsmith_trainer.canary import Canary
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.crew import Crew
 from tinsmith_trainer.executor import Executor
 from tinsmith_trainer.holdings import Holdings
 from tinsmith_trainer.loading import load
-from tinsmith_trainer.ownership import OwnedModel
+from tinsmith_trainer.ownership import Left, OwnedModel
 from tinsmith_trainer.patience import Patience, PatientWriter
 from tinsmith_trainer.recovery import Recovery
 from tinsmith_trainer.snapshots import SnapshotPolicy
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.engine import TrainingEngine
     from tinsmith_trainer.holdings import Held
     from tinsmith_trainer.publishing import Publishing
+    from tinsmith_trainer.recovery import Recovered
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
 
@@ -56,14 +59,25 @@ class Trainer:
         self._compute = compute
         self._environment = environment
         self._owned: dict[str, OwnedModel] = {}
+        self._holding: dict[str, asyncio.Task[None]] = {}  # those that are being rebuilt too
+        self._taking: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self._over: set[str] = set()  # sessions that have ended, models that were unloaded
         self._troubles = Troubles()
         is_whole = whole.is_whole(environment["base_model"])
         self._holdings = Holdings(1 if is_whole else self._config.max_models, context.load)
         self._patience = Patience(context)
 
+    def has(self, model_id: str) -> bool:
+        """Whether the model is in its hands, and as its log says."""
+        return model_id in self._owned
+
+    def is_as_saved(self, model_id: str, op_seq: int | None) -> bool:
+        """See ``Executor.is_as_saved``."""
+        return self._executor.is_as_saved(model_id, op_seq)
+
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled, or until all models have been left."""
         # Outside of the group: models that are being given up still need the torch thread.
         computing = asyncio.create_task(self._compute.serve(), name="compute")
         telling = asyncio.create_task(tell(self._context, self._compute), name="tell")
@@ -71,12 +85,34 @@ class Trainer:
         runs = await self._bus.table(table.RUNS).watch(self._on_run)
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self._take_models(tasks)
+                taking = tasks.create_task(self._take_models(tasks), name="take models")
+                self._taking = taking
+                try:
+                    await asyncio.wait({taking})
+                finally:  # before models are given back: they would be offered to this trainer
+                    taking.cancel()
+                    await asyncio.wait({taking})
         finally:
             await runs.close()
             await sessions.close()
             telling.cancel()
             computing.cancel()
+
+    async def leave(self) -> None:
+        """Take no more models, and hand over those that are here, each as soon as it is written.
+
+        ``run`` ends then; who has no time to wait for that cancels it, and they go as they are.
+        """
+        self._is_leaving = True
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.wait({self._taking})
+        self._log.info("leaving", models=len(self._holding), limit_s=self._config.drain_s)
+        for model_id, holding in self._holding.items():
+            if (owned := self._owned.get(model_id)) is not None:
+                owned.leave()
+            else:
+                holding.cancel()
 
     async def _take_models(self, tasks: asyncio.TaskGroup) -> None:
         pool = ids.pool_token(self._environment["base_model"])
@@ -93,7 +129,12 @@ class Trainer:
                 await self._holdings.room()  # before asking: another trainer may have some
                 held = self._holdings.take(await anext(deliveries))
                 if held is not None:
-                    tasks.create_task(self._hold(held), name=f"model {held.model_id}")
+                    self._begin(tasks, held)
+
+    def _begin(self, tasks: asyncio.TaskGroup, held: Held) -> None:
+        holding = tasks.create_task(self._hold(held), name=f"model {held.model_id}")
+        self._holding[held.model_id] = holding
+        holding.add_done_callback(lambda _: self._holding.pop(held.model_id, None))
 
     async def _hold(self, placement: Held) -> None:
         """Own one model from its placement to its end, whichever way it ends."""
@@ -102,16 +143,23 @@ class Trainer:
         try:
             await self._own(model_id)
         except Fenced as lost:
+            metrics.LOST.labels("fenced").inc()
             log.warning("model lost to another trainer", error=str(lost))
             placement.let_go()
         except Forgotten as gone:
+            metrics.LOST.labels("forgotten").inc()
             log.warning("model dropped for good", error=str(gone))
             await self._clear_queue(model_id)
             await placement.ack()
+        except Left:
+            metrics.LOST.labels("left").inc()
+            log.info("model left to another trainer")
+            await placement.give_back()
         except asyncio.CancelledError:
             await placement.give_back()
             raise
         except Exception as exc:  # one model's trouble must not end the others
+            metrics.LOST.labels("failed").inc()
             log.exception("model dropped; it will be recovered from its log")
             await placement.give_back(delay_s=self._troubles.add(model_id, exc))
         else:
@@ -131,13 +179,10 @@ class Trainer:
                 model_id, self._context.instance, self._environment, seal=seal
             )
         )
+        began = asyncio.get_running_loop().time()
         try:
             recovery = Recovery(model_id, self._bus.log, seal, self._executor, log)
-            if (reason := self._troubles.why_give_up(model_id)) is None:
-                recovered = await recovery.run()
-            else:
-                recovered = await recovery.give_up(reason)
-            self._troubles.reached(model_id, recovered.next_seq)
+            recovered = await self._recovered(model_id, recovery)
             if recovered.next_seq and recovered.broken is None:
                 await self._executor.take_over(model_id)
             owned = OwnedModel(
@@ -146,23 +191,41 @@ class Trainer:
                 writer=PatientWriter(writer, self._patience),
                 executor=self._executor,
                 recovered=recovered,
-                snapshots=self._snapshot_policy(),
+                snapshots=self._snapshot_policy(recovered.repeated, began),
                 logger=log,
             )
             self._owned[model_id] = owned
             if self._is_over(model_id):
                 owned.end()
+            how = "new" if not recovered.next_seq else "broken" if recovered.broken else "recovered"
+            metrics.TAKEN.labels(how).inc()
             log.info("model taken", epoch=writer.epoch, next_seq=recovered.next_seq)
             await owned.run()
             await self._executor.end_lineage(model_id)
         finally:
             self._owned.pop(model_id, None)
-            await asyncio.shield(self._executor.drop(model_id))
+            if not self._is_leaving:  # else nobody needs its memory, and the next owner waits
+                await asyncio.shield(self._executor.drop(model_id))
 
-    def _snapshot_policy(self) -> SnapshotPolicy:
+    async def _recovered(self, model_id: str, recovery: Recovery) -> Recovered:
+        if (reason := self._troubles.why_give_up(model_id)) is None:
+            with metrics.RECOVERY_SECONDS.time():
+                recovered = await recovery.run()
+        else:
+            recovered = await recovery.give_up(reason)
+        self._troubles.reached(model_id, recovered.next_seq)
+        return recovered
+
+    def _snapshot_policy(self, repeated: int, began: float) -> SnapshotPolicy:
+        """After so many changes were repeated since ``began``."""
         clock = asyncio.get_running_loop().time
-        steps, seconds = self._config.snapshot_steps, self._config.snapshot_s
-        return SnapshotPolicy(steps=steps, seconds=seconds, clock=clock)
+        return SnapshotPolicy(
+            steps=self._config.snapshot_steps,
+            seconds=self._config.snapshot_s,
+            clock=clock,
+            steps_before=repeated,
+            seconds_before=clock() - began if repeated else 0.0,
+        )
 
     def _is_over(self, model_id: str) -> bool:
         return not self._over.isdisjoint((model_id, ids.session_of(model_id)))
@@ -226,20 +289,30 @@ async def _serve(
             context.blobs,
             base_model=model.name,
             patience_s=config.checkpointer_patience_s,
+            base_blake3=environment["base_blake3"],
             publishing=publishing,
         )
         await _announce(context, engine)
         trainer = Trainer(context, executor, compute, environment)
         running = asyncio.create_task(trainer.run(), name="trainer")
+        canary = Canary(context, engine, compute, trainer)
+        comparing = asyncio.create_task(canary.run(), name="canary")
         stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
         await context.ready(base_models=(model.name,))
-        await asyncio.wait({running, stopping, *keeping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running, *keeping):
+        working = (running, comparing, *keeping)
+        await asyncio.wait({stopping, *working}, return_when=asyncio.FIRST_COMPLETED)
+        for task in working:
             if task.done():
                 task.result()  # it failed: let the process say so
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-    compute.close()
+        context.is_taking = False
+        comparing.cancel()
+        try:
+            await trainer.leave()
+            await asyncio.wait({running}, timeout=config.drain_s)
+        finally:  # a second signal does not wait
+            running.cancel()
+            await asyncio.gather(running, comparing, return_exceptions=True)
+    await asyncio.to_thread(compute.close)  # a pass may take its time; what was told goes out
 
 
 def _is_mixed(config: TrainerConfig, environment: dict[str, str]) -> bool:

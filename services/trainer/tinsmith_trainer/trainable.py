@@ -89,11 +89,16 @@ class Trainable(ABC):
             return 0.0
         return optim.step(self.weights, self.gradient, self.optimizer, op, self.layout)
 
-    def snapshot(self, base_model: str) -> Snapshot:
-        """Copies of the weights and the optimizer's state."""
-        cpu = torch.device("cpu")
-        weights = self.weights.to(cpu, copy=True)
-        return Snapshot(base_model, self.lora, self.layout, weights, self.optimizer.copied(cpu))
+    @torch.no_grad()
+    def snapshot(self, base_model: str, over: Snapshot | None = None) -> Snapshot:
+        """Copies of the weights and the optimizer's state, in the memory of ``over`` if given."""
+        if over is None:
+            cpu = torch.device("cpu")
+            weights, moments = self.weights.to(cpu, copy=True), self.optimizer.copied(cpu)
+        else:
+            weights = over.weights.copy_(self.weights)
+            moments = self.optimizer.copied_over(over.optimizer)
+        return Snapshot(base_model, self.lora, self.layout, weights, moments)
 
 
 class Tenants:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tinsmith.messages.services import QueuePlace
+from tinsmith.metrics import names as metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,8 @@ async def tell(context: ServiceContext, compute: Compute) -> None:
     """
     clock = asyncio.get_running_loop().time
     share, began, count = BusyShare(clock, lambda: compute.busy_s), clock(), 0
+    metrics.TURN_AGE.set_function(lambda: compute.turn_s)
+    told_s = 0.0
     while True:
         await asyncio.sleep(TELL_S)
         count += 1
@@ -58,5 +61,9 @@ async def tell(context: ServiceContext, compute: Compute) -> None:
             "waiting": len(context.places),
             "pause_ms": round(1e3 * compute.readings.longest_wait_s, 1),
         }
+        metrics.BUSY_SHARE.set(context.load["busy"])
+        metrics.BUSY_SECONDS.inc(max(0.0, context.load["busy_s"] - told_s))
+        told_s = context.load["busy_s"]
+        metrics.WAITING.set(len(context.places))
         if count % LOG_EVERY == 0:
             context.log.info("work", **context.load)

@@ -77,7 +77,8 @@ class Client:
 async def trainer(broker, blobs, base, name="trainer-a", **options):
     """A trainer in this process, gone at the end as if it had been killed."""
     async with Bus.connect(BusConfig(url=broker.url), name=name, blobs=blobs) as bus:
-        settings = TrainerConfig(placement_timeout_s=3, checkpointer_patience_s=0.5, **options)
+        usual = {"placement_timeout_s": 3, "checkpointer_patience_s": 0.5}
+        settings = TrainerConfig(**(usual | options))
         config = Config(models=(ModelConfig(name=BASE),), sections=(settings,))
         context = ServiceContext(
             name="trainer", config=config, bus=bus, blobs=blobs, seals=Seals(bus, config),
@@ -87,10 +88,10 @@ async def trainer(broker, blobs, base, name="trainer-a", **options):
         engine = TrainingEngine(base_model.load(base, name=BASE))
         compute = Compute(engine if settings.mixing == "mixed" else None)
         executor = Executor(engine, compute, bus, blobs, base_model=BASE, patience_s=0.5)
-        running = asyncio.create_task(
-            Trainer(context, executor, compute, {"base_model": BASE}).run()
-        )
+        service = Trainer(context, executor, compute, {"base_model": BASE})
+        running = asyncio.create_task(service.run())
         running.engine, running.compute = engine, compute
+        running.service, running.context = service, context
         try:
             yield running
         finally:

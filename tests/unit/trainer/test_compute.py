@@ -59,6 +59,29 @@ async def test_a_turn_nobody_waits_for_any_more_is_skipped(compute):
     assert ran == []
 
 
+async def test_what_is_for_idle_times_waits_for_everybody_else(compute):
+    release, ran = threading.Event(), []
+    first = asyncio.create_task(compute.run("a", lambda: release.wait(30)))
+    await asyncio.sleep(0)
+    idle = asyncio.create_task(compute.run_idle(lambda: ran.append("idle")))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(compute.run(m, lambda m=m: ran.append(m))) for m in "bcb"]
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(first, idle, *others)
+
+    assert ran[-1] == "idle"
+    assert sorted(ran[:-1]) == ["b", "b", "c"]
+
+
+async def test_what_is_for_idle_times_runs_on_the_same_thread_and_fails_alone(compute):
+    with pytest.raises(ZeroDivisionError):
+        await compute.run_idle(lambda: 1 // 0)
+
+    threads = {await compute.run("m", threading.get_ident)}
+    assert await compute.run_idle(threading.get_ident) in threads
+
+
 class Rows(NamedTuple):
     """What a pass is made of, as far as turns go."""
 
