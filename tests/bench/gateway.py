@@ -238,7 +238,7 @@ class Load:
             wake_up_cpu = self._cpu_since(before, self._polls)
             for beat in beats:
                 beat.cancel()
-        await self._bus.withdraw(SAMPLES, pool="*", sampler="*", seq="*")
+        await self._bus.withdraw(SAMPLES, pool="*", share="*", sampler="*", seq="*")
         waited = [answered[seq] - done[seq] for seq in done]
         return {
             "asample_per_s": samples_per_s,

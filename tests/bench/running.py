@@ -18,12 +18,26 @@ from tests.bench import shaped
 class Server:
     """Use as a context manager; ``base_url`` and ``api_key`` hold inside."""
 
-    def __init__(self, folder, *, threads, model=None, mixing="exact"):
-        """``model`` is a folder, served as ``shaped.NAME``; by default the demo's is served."""
+    def __init__(
+        self,
+        folder,
+        *,
+        threads,
+        model=None,
+        mixing="exact",
+        services="gateway,trainer,checkpointer",
+        settings=None,
+    ):
+        """``model`` is a folder, served as ``shaped.NAME``; by default the demo's is served.
+
+        ``services`` are those beside it; ``settings`` are more variables of the environment.
+        """
         self._folder = folder
         self._threads = str(threads)
         self._model = model
         self._mixing = mixing
+        self._services = services
+        self._settings = settings or {}
 
     def __enter__(self):
         ready = self._folder / "ready.json"
@@ -31,13 +45,14 @@ class Server:
         for service in ("TRAINER", "SAMPLER"):
             environ[f"TINSMITH_{service}__THREADS"] = self._threads
         environ["TINSMITH_TRAINER__MIXING"] = self._mixing
+        environ |= self._settings
         log = (self._folder / "server.log").open("wb")
         command = [sys.executable, "-m", "tinsmith", "up", "--port", "0"]
         command += ["--data-dir", str(self._folder / "data"), "--ready-file", str(ready)]
         if self._model is not None:
             config = self._folder / "bench.toml"
             config.write_text(f'[[models]]\nname = "{shaped.NAME}"\npath = "{self._model}"\n')
-            command += ["--config", str(config), "--services", "gateway,trainer,checkpointer"]
+            command += ["--config", str(config), "--services", self._services]
         self._process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         while not ready.exists():
             if self._process.poll() is not None:
@@ -47,7 +62,9 @@ class Server:
         self.base_url = told["base_url"]
         self.api_key = Path(told["api_key_file"]).read_text().strip()
         self.nats_url = told["nats_url"]
-        self.trainer_pid = next(pid for name, pid in told["pids"].items() if "trainer" in name)
+        self.pid = self._process.pid  # of the parent of all its processes
+        trainers = [pid for name, pid in told["pids"].items() if "trainer" in name]
+        self.trainer_pid = trainers[0] if trainers else None
         return self
 
     def __exit__(self, *_):
