@@ -7,6 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 COOKBOOK := .venv-cookbook
+SGLANG := .venv-sglang
 WIRE   := services/gateway/tinsmith_gateway/proto
 # Each client version that is tried has an environment with nothing but the client in it; what that
 # needs besides comes from ours.
@@ -14,7 +15,7 @@ CLIENTS := $(foreach version,$(shell cat tests/compat/versions.txt tests/compat/
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow test-fault test-parity test-gpu test-clients clients-table test-cookbook cookbook check bench bench-log bench-trainer bench-tenants bench-gateway bench-weights study-lora help clean proto
+.PHONY: demo test test-slow test-fault soak test-parity test-gpu test-clients clients-table test-cookbook cookbook test-dashboard test-sglang sglang check bench bench-log bench-trainer bench-tenants bench-gateway bench-sampler bench-weights bench-followed bench-checkpoint study-lora help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,6 +33,9 @@ test-slow: $(STAMP) ## those of them that take long
 test-fault: $(STAMP) ## kills of every process at random, and what must survive them
 	@$(ENV) $(BIN)/python -m pytest -q tests/fault
 
+soak: $(STAMP) ## many runs under random faults; MINUTES=15 RUNS=100 ARGS="--seed 1"; JSON and table
+	@$(ENV) $(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),15) --runs $(or $(RUNS),100) $(ARGS)
+
 test-parity: $(STAMP) ## whole runs, step by step, against an independent torch+peft script
 	@$(ENV) $(BIN)/python -m pytest -q tests/parity
 
@@ -48,6 +52,14 @@ test-cookbook: $(STAMP) $(COOKBOOK)/.ready ## the cookbook's own recipes, unmodi
 	@$(ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/cookbook
 
 cookbook: $(STAMP) $(COOKBOOK)/.ready ## the environment in which 'tinsmith cookbook' runs recipes
+
+test-dashboard: $(STAMP) ## the dashboard's routes, and its page in headless Chromium where there is one
+	@$(ENV) $(BIN)/python -m pytest -q tests/unit/gateway/test_dashboard.py tests/integration/test_dashboard.py
+
+test-sglang: $(STAMP) $(SGLANG)/.ready ## the SGLang engine, on a real SGLang server here
+	@$(ENV) $(BIN)/python -m pytest -q tests/sglang
+
+sglang: $(SGLANG)/.ready ## the environment that SGLang runs in on a machine without a GPU
 
 check: $(STAMP) ## lint, types, import rules, sizes, spelling
 	@$(BIN)/ruff check .
@@ -72,8 +84,17 @@ bench-tenants: $(STAMP) ## 1 to 8 clients on one trainer: busy share, waits; JSO
 bench-gateway: $(STAMP) ## long polls, large requests and promises with 1 and 2 workers, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.gateway
 
+bench-sampler: $(STAMP) ## transformers generate, our engine, SGLang; alone and through the gateway, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.sampler
+
 bench-weights: $(STAMP) ## weight changes: the codec, and publish to active through a broker, as JSON
 	@$(ENV) $(BIN)/python -m tests.bench.weights
+
+bench-followed: $(STAMP) $(SGLANG)/.ready ## 200 steps of RL on all weights of a 135M model; both engines follow them: a table and a plot
+	@$(ENV) $(BIN)/python -m tests.bench.followed --plot $(CURDIR)/followed.svg
+
+bench-checkpoint: $(STAMP) ## pause and duration of a save, loading, bytes, against torch.save, as JSON
+	@$(ENV) $(BIN)/python -m tests.bench.checkpoint
 
 study-lora: $(STAMP) ## best learning rates of adapters by rank, and of all weights; JSON, table, plot
 	@$(ENV) $(BIN)/python -m tests.study.lora $(ARGS)
@@ -85,7 +106,7 @@ proto: $(STAMP) ## regenerate the client's protobuf messages and docs/protocol.m
 	@$(BIN)/python -m tinsmith.messages.describe > docs/protocol.md
 
 clean: ## remove the environment
-	rm -rf $(VENV) .venv-clients $(COOKBOOK)
+	rm -rf $(VENV) .venv-clients $(COOKBOOK) $(SGLANG)
 
 # Runs again only when the requirements change, so that the second time needs no network.
 $(STAMP): pyproject.toml constraints.txt
@@ -110,4 +131,14 @@ $(COOKBOOK)/.ready: deploy/cookbook.txt
 	@$(COOKBOOK)/bin/python -m pip install --quiet --upgrade pip
 	@$(COOKBOOK)/bin/python -m pip install --quiet -r deploy/cookbook.txt
 	@$(COOKBOOK)/bin/python -m pip install --quiet --no-deps tinker-cookbook==0.6.1 -e .
+	@touch $@
+
+# Without its requirements, which are those of a GPU. pip says that they are missing, and goes on.
+$(SGLANG)/.ready: deploy/sglang-cpu.txt
+	@echo "== setting up $(SGLANG) (some minutes the first time)"
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install --quiet --upgrade pip
+	@$(SGLANG)/bin/python -m pip install --quiet torch==2.13.0
+	@$(SGLANG)/bin/python -m pip install --quiet --no-deps sglang==0.5.23
+	@$(SGLANG)/bin/python -m pip install --quiet -r deploy/sglang-cpu.txt
 	@touch $@

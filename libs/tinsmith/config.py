@@ -48,10 +48,25 @@ class BusConfig(Section, frozen=True, kw_only=True):
     """User name, when the broker asks for one."""
     password: str = ""
     """Password of ``user``."""
+    password_file: str = ""
+    """File with that password, instead of ``password``."""
     token: str = ""
     """Shared token, instead of user and password."""
     credentials_file: str = ""
     """NATS ``.creds`` file (JWT and seed), instead of user and password."""
+    inbox_prefix: Annotated[str, Meta(pattern="^_INBOX[A-Za-z0-9_-]*$")] = "_INBOX"
+    """Begins the subjects on which this service hears answers: with one of its own, which the
+    broker lets nobody else read, they are private."""
+    tls_ca: str = ""
+    """PEM file of the authorities that vouch for the broker; with it, or ``tls://`` in ``url``, the
+    connection is TLS from its first byte on (``handshake_first`` in nats.conf)."""
+    tls_cert: str = ""
+    """PEM file of this service's own certificate, when the broker asks for one."""
+    tls_key: str = ""
+    """PEM file of the key of ``tls_cert``."""
+    create_streams: bool = True
+    """Create and update the streams at start. False for a user who may not: they must be there,
+    made by ``tinsmith prepare``."""
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """Copies of every stream: 1 on a single broker, 3 on a cluster."""
     sample_log_bytes: Annotated[int, Meta(ge=1 << 20)] = 8 << 30
@@ -66,6 +81,15 @@ class BlobsConfig(Section, frozen=True, kw_only=True):
     url: str = ""
     """Empty for the folder ``blobs`` in ``data_dir``; or ``file:///...``, ``s3://bucket/prefix``,
     ``memory:///``. Every service must reach the same store."""
+    endpoint: str = ""
+    """Address of an S3-compatible server, such as ``https://minio:9000``. Empty: the variable
+    ``AWS_ENDPOINT_URL``, or else Amazon's."""
+    region: str = ""
+    """Empty: the variable ``AWS_REGION``, or else us-east-1."""
+    access_key_id: str = ""
+    """Empty: the variable ``AWS_ACCESS_KEY_ID``, or else the role of the machine."""
+    secret_access_key: str = ""
+    """The secret of ``access_key_id``. Empty: the variable ``AWS_SECRET_ACCESS_KEY``."""
 
 
 class LogsConfig(Section, frozen=True, kw_only=True):
@@ -113,7 +137,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         return self.tokenizer_id or (self.path if Path(self.path).is_dir() else self.name)
 
 
-class _Top(Section, frozen=True, kw_only=True):
+class TopConfig(Section, frozen=True, kw_only=True):
     """What stands outside of sections."""
 
     data_dir: Path | None = None
@@ -193,7 +217,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         for section, raw in tree.items()
         for key, given in raw.items()
     }
-    top = decode_section(_Top, tree.pop(""), "")
+    top = decode_section(TopConfig, tree.pop(""), "")
     model_options.apply(tree, top.models, found, origins.get("models", "defaults"))
     return Config(
         bus=decode_section(BusConfig, tree.pop("bus", {}), "bus"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-_SECRET_RE = re.compile(r"(^|_)(password|token|secret|api_keys?|credential)$")
+_SECRET_RE = re.compile(r"(^|_)(password|token|secret|secret_access_key|api_keys?|credential)$")
 _USERINFO_RE = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 MASK = "***"
 

@@ -18,15 +18,18 @@ VARIABLE = "TINSMITH_LISTEN_FD"
 BACKLOG = 4096  # of connections that nobody has accepted yet; the kernel may allow fewer
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Listens; StartupError names the setting when that cannot be. ``host`` "" is all of IPv4."""
+def bind(host: str, port: int, *, section: str = "gateway") -> socket.socket:
+    """Listens; StartupError names the setting when that cannot be. ``host`` "" is all of IPv4.
+
+    ``section`` of the configuration is where host and port stand.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server(
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::"
         )
     except OSError as error:
-        raise StartupError(_cannot_listen(host, port, error)) from error
+        raise StartupError(_cannot_listen(section, host, port, error)) from error
 
 
 def inherited() -> socket.socket | None:
@@ -42,19 +45,20 @@ def inherited() -> socket.socket | None:
         ) from error
 
 
-def url_of(listening: socket.socket, host: str) -> str:
+def url_of(listening: socket.socket, host: str, *, is_tls: bool = False) -> str:
     """Under which clients on this machine reach it; ``host`` as it was given to ``bind``."""
     port: int = listening.getsockname()[1]
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> str:
-    address = f"gateway: cannot listen on {host}:{port}"
+def _cannot_listen(section: str, host: str, port: int, error: OSError) -> str:
+    address = f"{section}: cannot listen on {host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"{address}: gateway.port {port} is taken by another program; stop that, or "
-            "choose another with TINSMITH_GATEWAY__PORT"
+            f"{address}: {section}.port {port} is taken by another program; stop that, or "
+            f"choose another with TINSMITH_{section.upper()}__PORT"
         )
-    return f"{address} ({error.strerror or error}); set gateway.host and gateway.port"
+    return f"{address} ({error.strerror or error}); set {section}.host and {section}.port"

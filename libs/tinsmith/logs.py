@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 REDACTED = "***"
 ERROR_PREFIX = "tinsmith"
 _SECRET_KEYS = re.compile(
-    r"x[-_]api[-_]key|authorization|(.*_)?(api_keys?|password|token|secret)", re.IGNORECASE
+    r"x[-_]api[-_]key|authorization|(.*_)?(api_keys?|password|token|secret(_access_key)?)",
+    re.IGNORECASE,
 )
-# API keys, JWTs, and what stands before the host in a URL.
+# API keys, JWTs, what stands before the host in a URL, signed links.
 _SECRET_TEXT = re.compile(
     r"tml-[A-Za-z0-9_\-]+|eyJ[\w-]{8,}\.[\w-]+\.[\w-]*|(?<=://)[^/@\s]+(?=@)"
     r"|(?i:(?<=x-api-key: )\S+)"
+    r"|(?<=/api/v1/downloads/)[^/\s]+"  # opens what it names to whoever has it
 )
 # Libraries that say at info level what is only interesting when they fail.
 _CHATTY = ("aiohttp.access", "httpx", "httpcore", "urllib3", "filelock", "asyncio")
@@ -102,6 +104,8 @@ def _route_stdlib(handler: logging.Handler, level: str) -> None:
     root.setLevel(level)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    # It warns of each TLS connection that the other side ends.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
 
 

@@ -48,6 +48,11 @@ class DataDir:
         return self.run / "up.json"
 
     @property
+    def scrape_file(self) -> Path:
+        """Where that one's processes tell their metrics, as Prometheus reads it; else absent."""
+        return self.run / "prometheus.json"
+
+    @property
     def lock(self) -> Path:
         """Locked by the ``tinsmith up`` that uses this folder; holds its process id."""
         return self.root / "lock"

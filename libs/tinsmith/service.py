@@ -13,15 +13,21 @@ import msgspec
 import structlog
 import uvloop
 
-from tinsmith import __version__, lifeline, logs
+from tinsmith import __version__, lifeline, logs, tracing
 from tinsmith.blobs import BlobStore
 from tinsmith.bus import Bus
 from tinsmith.errors import BrokerUnavailable, TinsmithError
+from tinsmith.health import Health, Readiness
 from tinsmith.lifeline import EXIT_BROKER_LOST, EXIT_FAILED, EXIT_OK, EXIT_STARTUP
 from tinsmith.messages.services import QueuePlace, ServiceAlive, ServiceName
 from tinsmith.messages.table import SERVICE_ALIVE
+from tinsmith.metrics import names as metrics
+from tinsmith.metrics.config import MetricsConfig
+from tinsmith.metrics.exposition import Exposition
+from tinsmith.metrics.pages import telling
 from tinsmith.paths import DataDir
 from tinsmith.sealing import Seals
+from tinsmith.tracing.config import TracingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -52,8 +58,24 @@ class ServiceContext:
     """Why it cannot get on for now, in words for its clients; the next ping carries it."""
     places: dict[str, QueuePlace] = field(default_factory=dict)
     """Which models wait for a turn; the next ping carries it."""
+    pool: str = ""
+    """Label of a sampler's like; see ``tinsmith.pools``."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What a sampler is: engine, dtype, device."""
+    is_taking: bool = True
+    """Whether it takes new work; the next ping carries it."""
     alive: ServiceAlive | None = None
     """The last liveness ping; None until the service is ready."""
+    health: Health = field(default_factory=Health)
+    """Whether it can do its work; its parts add their checks."""
+    exposition: Exposition = field(init=False)
+    """Its metrics; an engine that has some of its own adds a collector."""
+    metrics_url: str = ""
+    """Where its metrics and its health are told."""
+
+    def __post_init__(self) -> None:
+        """The metrics of the service it is."""
+        self.exposition = Exposition(self.name)
 
     async def ready(self, *, base_models: tuple[str, ...] = (), url: str = "") -> None:
         """Say that the service does its work from now on: to the bus, the log and the parent.
@@ -66,11 +88,23 @@ class ServiceContext:
             version=__version__,
             base_models=base_models,
             load=self.load,
+            pool=self.pool,
+            labels=self.labels,
+            metrics_url=self.metrics_url,
         )
+        self.exposition.base_model = base_models[0] if len(base_models) == 1 else ""
         await self.bus.emit(SERVICE_ALIVE, self.alive)
-        told = {"base_models": base_models, "url": url}
+        told = {"base_models": base_models, "url": url, "metrics_url": self.metrics_url}
         self.log.info("ready", **{key: value for key, value in told.items() if value})
         lifeline.tell_ready({"service": self.name, **told})
+
+    async def tell(self) -> None:
+        """How it is now, to the bus, if it is ready."""
+        if self.alive is not None:
+            alive = msgspec.structs.replace(
+                self.alive, trouble=self.trouble, places=self.places, is_taking=self.is_taking
+            )
+            await self.bus.emit(SERVICE_ALIVE, alive)
 
 
 class _Stop:
@@ -132,8 +166,14 @@ class _Frame:
         stop = _Stop(lambda: self.was_ready)
         folder = DataDir(self._config.data_dir)
         folder.check()
-        blobs = BlobStore.open(self._config.blobs.url, default=folder.blobs)
-        async with Bus.connect(self._config.bus, name=self._instance, blobs=blobs) as bus:
+        blobs = BlobStore.configured(self._config.blobs, default=folder.blobs)
+        tracer = tracing.serving(
+            self._config.section(TracingConfig), service=self._name, instance=self._instance
+        )
+        async with (
+            tracer,
+            Bus.connect(self._config.bus, name=self._instance, blobs=blobs) as bus,
+        ):
             await bus.ensure()
             async with Seals.serving(bus, self._config) as seals:
                 self._context = context = ServiceContext(
@@ -147,7 +187,7 @@ class _Frame:
                     log=self._log,
                 )
                 try:
-                    await _beside(main(context), ping=_ping(context), watch=_watch(bus))
+                    await _watched(context, main)
                 except BaseException:
                     # Asked here because leaving the blocks closes the connection anyway.
                     self._is_broker_lost = bus.closed.is_set()
@@ -169,6 +209,29 @@ class _Frame:
         return EXIT_FAILED
 
 
+async def _watched(
+    context: ServiceContext, main: Callable[[ServiceContext], Awaitable[None]]
+) -> None:
+    """Run ``main``; meanwhile its metrics and its health are told, and it is pinged for."""
+    metrics.INFO.labels(__version__, context.instance).set(1)
+    metrics.BUS_CONNECTED.set_function(lambda: context.bus.is_connected)
+    context.health.checks.append(lambda: _readiness(context))
+    config = context.config.section(MetricsConfig)
+    async with telling(config, context.exposition, context.health) as context.metrics_url:
+        await _beside(main(context), ping=_ping(context), watch=_watch(context.bus))
+
+
+def _readiness(context: ServiceContext) -> Readiness:
+    """What every service needs."""
+    reasons = {
+        "the message broker cannot be reached; is NATS running?": not context.bus.is_connected,
+        "it is still starting": context.alive is None,
+        "it is stopping": context.stopping.is_set(),
+        context.trouble: bool(context.trouble),
+    }
+    return Readiness(missing=tuple(reason for reason, is_so in reasons.items() if is_so))
+
+
 async def _beside(main: Awaitable[None], **others: Coroutine[None, None, None]) -> None:
     """Await ``main`` while the others run; the first failure of any ends all."""
     async with asyncio.TaskGroup() as group:
@@ -181,11 +244,7 @@ async def _beside(main: Awaitable[None], **others: Coroutine[None, None, None]) 
 async def _ping(context: ServiceContext) -> None:
     while True:
         await asyncio.sleep(ALIVE_INTERVAL_S)
-        if context.alive is not None:
-            alive = msgspec.structs.replace(
-                context.alive, trouble=context.trouble, places=context.places
-            )
-            await context.bus.emit(SERVICE_ALIVE, alive)
+        await context.tell()
 
 
 async def _watch(bus: Bus) -> NoReturn:

@@ -18,7 +18,7 @@ import pytest
 from tinsmith.testing import tiny_model
 
 MODEL = "tiny/llama"
-START_PATIENCE_S = 120.0
+START_PATIENCE_S = 300.0
 CLIENT_WARNINGS = (
     # The client's own.
     "ignore::DeprecationWarning",

@@ -105,6 +105,29 @@ async def test_what_was_encrypted_is_to_be_freed(checkpointer, request_of, bus):
     assert {ref.blake3 for ref in request_of.parts.values()} <= await discarded(bus)
 
 
+async def test_ciphertexts_of_an_encryption_that_dies_are_to_be_freed(
+    checkpointer, request_of, bus, blobs, monkeypatch
+):
+    """However far it came: each one is written down before it is stored."""
+    before = {blob.blake3 for blob in await blobs.stored()}
+    put, stored_ones = blobs.put, []
+
+    async def dies(data):
+        if stored_ones:
+            raise asyncio.CancelledError
+        stored_ones.append(await put(data))
+        return stored_ones[0]
+
+    monkeypatch.setattr(blobs, "put", dies)
+    with pytest.raises(asyncio.CancelledError):
+        await checkpointer.commit(request_of)
+
+    assert await stored(bus) is None
+    left = {blob.blake3 for blob in await blobs.stored()} - before
+    assert left == {stored_ones[0].blake3}
+    assert left <= await discarded(bus)
+
+
 async def test_a_later_save_replaces_it(checkpointer, request_of, bus):
     await checkpointer.commit(request_of)
     first = await stored(bus)

@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from tinsmith import keys
 from tinsmith.config import Config
 from tinsmith.messages.table import REGISTRY_STREAM
 from tinsmith.sealing import Seals
@@ -128,3 +130,17 @@ async def test_what_cannot_be_done_is_said_in_one_line(run, args, words):
 
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert words in err
+
+
+async def test_what_operators_do_with_keys_is_in_the_owners_trail(run, bus):
+    key = (await run("create", "dora"))[1].strip()
+    await run("limit", key, "--sampling-share", "7")
+    await run("revoke", key)
+    today = datetime.now(UTC).date()
+    owner = keys.owner_of_name("dora")
+    # Midnight may lie between.
+    days = [today, today - timedelta(days=1)]
+    found = [entry for day in days for entry in await bus.audit.of_day(owner, day, "keys")]
+    assert [entry.event for entry in found] == ["key_created", "key_limited", "key_revoked"]
+    assert {entry.details["by"] for entry in found} == {"operator"}
+    assert key not in str(found)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -58,7 +59,7 @@ async def log(bus, blobs, *args):
     return await installed(
         *args,
         TINSMITH_NATS_URL=bus._config.url,
-        TINSMITH_BLOBS__URL=f"file://{blobs._folder}",
+        TINSMITH_BLOBS__URL=f"file://{blobs.where}",
     )
 
 
@@ -127,7 +128,7 @@ def record(model, seq, *, prev=""):
 
 
 def blob_file(blobs, ref):
-    return blobs._folder / ref.blake3[:2] / ref.blake3[2:]
+    return Path(blobs.where) / ref.blake3[:2] / ref.blake3[2:]
 
 
 async def test_a_log_as_a_trainer_writes_it_verifies(bus, blobs, run):
@@ -272,7 +273,7 @@ async def test_the_broker_of_a_running_up_is_found_by_its_data_folder(bus, blobs
     folder = tmp_path / "installed"
     (folder / "run").mkdir(parents=True)
     (folder / "run" / "up.json").write_text(json.dumps({"nats_url": bus._config.url}))
-    blobs_url = f"file://{blobs._folder}"
+    blobs_url = f"file://{blobs.where}"
     shown = await installed("verify", run, "--data-dir", folder, TINSMITH_BLOBS__URL=blobs_url)
 
     assert (shown.code, "verified" in shown.out) == (0, True)

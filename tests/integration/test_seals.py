@@ -7,6 +7,7 @@ import base64
 import stat
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -286,7 +287,7 @@ async def test_an_op_is_sealed_from_the_gateway_to_the_log(bus, blobs, config, d
     assert record.op_blake3 == seal.digest(encode(op))
     assert record.op == (delivery.stored or None)
     assert record.op_ref == delivery.ref
-    assert SECRET not in everything_in(data.nats, blobs._folder)
+    assert SECRET not in everything_in(data.nats, Path(blobs.where))
 
 
 async def test_what_was_logged_before_sealing_is_still_read(bus):

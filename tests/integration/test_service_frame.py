@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -83,7 +86,57 @@ def service(broker, tmp_path):
 def test_readiness_is_told_to_the_parent_once(service):
     ready = service(SERVE).ready()
 
+    url = ready.pop("metrics_url")
+
+    assert url.startswith("http://127.0.0.1:")
     assert ready == {"service": "checkpointer", "base_models": ["m"], "url": ""}
+
+
+def got(url):
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def until(condition):
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_is_not_ready_while_the_broker_is_away_and_works_all_the_same(service, broker):
+    url = service(SERVE).ready()["metrics_url"]
+    assert got(f"{url}/readyz") == (200, {"status": "ok"})
+
+    broker.kill()
+    until(lambda: got(f"{url}/readyz")[0] == 503)
+    assert "message broker cannot be reached" in got(f"{url}/readyz")[1]["detail"]
+    assert got(f"{url}/healthz") == (200, {"status": "ok"})
+
+    broker.start()
+    until(lambda: got(f"{url}/readyz")[0] == 200)
+
+
+def test_it_is_not_ready_while_it_starts_and_while_it_is_in_trouble(service):
+    body = "print(context.metrics_url, flush=True, file=sys.stderr)\nawait asyncio.sleep(60)"
+    starting = service(body)
+    url = starting.process.stderr.readline().strip()
+    assert got(f"{url}/readyz")[1]["missing"] == ["it is still starting"]
+
+    in_trouble = service(f"context.trouble = 'no room'\n{SERVE}").ready()["metrics_url"]
+    assert got(f"{in_trouble}/readyz")[1]["missing"] == ["no room"]
+
+
+def test_a_metrics_port_that_is_taken_ends_the_start(service):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = service(SERVE, TINSMITH_METRICS__PORT=port).end()
+
+    assert code == 2
+    assert f"metrics.port {port} is taken" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 from blake3 import blake3
 
-from tinsmith.bus import backlog, streams
+from tinsmith import tracing
+from tinsmith.bus import access, backlog, streams
 from tinsmith.bus import rpc as core
 from tinsmith.bus.anchors import Anchors
 from tinsmith.bus.audit import AuditTrail
+from tinsmith.bus.books import Books
 from tinsmith.bus.cancelling import CancellableClient
+from tinsmith.bus.claimed import Claims
 from tinsmith.bus.claims import check_in, resolve
 from tinsmith.bus.consumers import work_consumer
 from tinsmith.bus.facts import Facts
@@ -23,6 +26,7 @@ from tinsmith.bus.log import CommitLog
 from tinsmith.bus.pull import Worklist
 from tinsmith.bus.results import ResultStore
 from tinsmith.bus.samples import SampleLog
+from tinsmith.bus.shared import SharedWork
 from tinsmith.bus.table import Table
 from tinsmith.bus.wire import (
     ERR_MAX_PER_SUBJECT,
@@ -34,6 +38,7 @@ from tinsmith.bus.wire import (
 )
 from tinsmith.errors import BrokerUnavailable, Busy
 from tinsmith.messages.base import Message, encode
+from tinsmith.metrics import names as metrics
 from tinsmith.sealing.seal import PLAIN, aside
 
 if TYPE_CHECKING:
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from tinsmith.blobs import BlobStore
+    from tinsmith.bus.shared import Wish
     from tinsmith.bus.subscription import Subscription
     from tinsmith.config import BusConfig
     from tinsmith.messages.table import Entity, Event, Queue, Rpc
@@ -72,9 +78,11 @@ class Bus:
         self.anchors = Anchors(self._connection)
         self.results = ResultStore(self._connection, blobs)
         self.audit = AuditTrail(self._connection)
+        self.books = Books(self._connection)
         self.facts = Facts(self._connection)
         self.lineages = Lineages(self._connection)
         self.samples = SampleLog(self._connection, blobs)
+        self.claims = Claims(self._connection)
 
     @classmethod
     @asynccontextmanager
@@ -157,6 +165,7 @@ class Bus:
         subject = queue.subject(**tokens)
         # The digest keeps a different message under the same name from being taken for a repeat.
         headers["Nats-Msg-Id"] = f"{subject}:{blake3(encoded).hexdigest(16)}"
+        headers |= tracing.carried()
         try:
             await publish(self._connection, subject, payload, headers=headers)
         except Rejected as exc:
@@ -183,6 +192,10 @@ class Bus:
     async def subjects(self, queue: Queue[M]) -> set[str]:
         """See ``tinsmith.bus.backlog.subjects``."""
         return await backlog.subjects(self._client, queue)
+
+    async def depth(self, queue: Queue[Any]) -> backlog.Depth:
+        """See ``tinsmith.bus.backlog.depth``."""
+        return await backlog.depth(self._client, queue)
 
     async def move_first(
         self, source: Queue[M], target: Queue[M], **tokens: str
@@ -234,6 +247,21 @@ class Bus:
         config = work_consumer(queue, consumer, window=window, ack_wait_s=ack_wait_s, **tokens)
         return Worklist(self._connection, self._blobs, queue, config, seal)
 
+    def shared_work(
+        self,
+        queue: Queue[M],
+        consumer: str,
+        wishes: Callable[[], Wish],
+        *,
+        window: int,
+        ack_wait_s: float,
+        **tokens: str,
+    ) -> SharedWork[M]:
+        """As ``work``, in shares that are taken as ``wishes`` says; with a window for each."""
+        tokens["share"] = "*"
+        config = work_consumer(queue, consumer, window=window, ack_wait_s=ack_wait_s, **tokens)
+        return SharedWork(self._connection, self._blobs, queue, config, wishes)
+
     def table(self, entity: Entity[M]) -> Table[M]:
         """The registry table of ``entity``."""
         return Table(self._connection, entity)
@@ -266,9 +294,11 @@ class _ConnectionEvents:
 
     async def on_disconnect(self) -> None:
         if not self.is_quiet:
+            metrics.BUS_DISCONNECTS.inc()
             self._log.warning("bus disconnected")
 
     async def on_reconnect(self) -> None:
+        metrics.BUS_RECONNECTS.inc()
         self._log.info("bus reconnected")
 
     async def on_close(self) -> None:
@@ -294,10 +324,7 @@ async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Clie
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=2,
                 pending_size=PENDING_BYTES,
-                user=config.user or None,
-                password=config.password or None,
-                token=config.token or None,
-                user_credentials=config.credentials_file or None,
+                **access.options(config),
             )
             return client
     except TRANSIENT as exc:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
@@ -34,12 +36,28 @@ def work_consumer(
     )
 
 
+@dataclass
+class SharedConsumerConfig(ConsumerConfig):
+    """What several take from, the one whose request has the lowest ``priority`` first."""
+
+    priority_groups: list[str] | None = None
+    priority_policy: str | None = None
+
+
+def shared_consumer(config: ConsumerConfig, group: str) -> SharedConsumerConfig:
+    """``config`` with requests of different priority, all of which name ``group``."""
+    return SharedConsumerConfig(
+        **vars(config), priority_groups=[group], priority_policy="prioritized"
+    )
+
+
 def reading_consumer(subject: str, first: int, *, headers_only: bool = False) -> ConsumerConfig:
     """A consumer for what a stream has on ``subject`` from a stream sequence on, in order.
 
     The broker forgets one that nothing is asked of for a while.
     """
     return ConsumerConfig(
+        name=passing_name(),
         filter_subject=subject,
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=first,
@@ -48,3 +66,12 @@ def reading_consumer(subject: str, first: int, *, headers_only: bool = False) ->
         inactive_threshold=IDLE_CONSUMER_S,
         headers_only=headers_only or None,
     )
+
+
+def passing_name() -> str:
+    """For a consumer that nobody else names.
+
+    A consumer with a name is asked for on a subject that ends with what it reads, so that the
+    broker can tell who may read it.
+    """
+    return secrets.token_hex(12)

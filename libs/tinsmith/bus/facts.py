@@ -12,7 +12,7 @@ import msgspec
 
 from tinsmith import ids
 from tinsmith.bus.history import kept
-from tinsmith.bus.wire import following
+from tinsmith.bus.wire import following, last
 from tinsmith.messages import ops, sampling
 from tinsmith.messages.base import Failed, decoder
 from tinsmith.messages.table import LOG_STREAM, LOG_TEMPLATE, RESULT_STREAM, RESULT_TEMPLATE
@@ -40,6 +40,7 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True):
     sampled: int = 0  # tokens
     failed: int = 0  # requests
     loaded: tuple[str, ...] = ()  # digests of the parts that whoever repeats the op reads
+    blobs: tuple[str, ...] | None = None  # of the op and its result; None: read the record
 
 
 class Fact(NamedTuple):
@@ -103,6 +104,16 @@ class Facts:
         ):
             *_, target, _, seq = msg.subject.split(".")
             yield _fact(msg, target, seq)
+
+    async def newest(self) -> int:
+        """The stream sequence of the newest operation of any model; 0: there is none.
+
+        Raises:
+            BrokerUnavailable: no answer.
+        """
+        subject = LOG_TEMPLATE.subject(model="*", kind="op", number="*")
+        found = await last(self._connection[1], LOG_STREAM, subject)
+        return 0 if found is None else found.seq or 0
 
     async def of_results(self, *, first: int, sampler: str = "*") -> AsyncIterator[Fact]:
         """Of sampling, as above; of one sampling session."""

@@ -68,6 +68,8 @@ class Committed(NamedTuple):
 
     record: Record
     blake3: str  # of the record's bytes: the model's head right after the op
+    at_s: float = 0.0  # unix time, by the broker's clock
+    stream_seq: int = 0
 
 
 class CommitLog:
@@ -89,7 +91,8 @@ class CommitLog:
         if found is None:
             return None
         data = found.data or b""
-        return Committed(_ENTRIES.decode(data), blake3(data).hexdigest())
+        at_s = 0.0 if found.time is None else found.time.timestamp()
+        return Committed(_ENTRIES.decode(data), blake3(data).hexdigest(), at_s, found.seq or 0)
 
     async def result(self, record: Record, seal: Seal = PLAIN) -> OpResult:
         """What the op of ``record`` answered; ``seal`` is its run's.
@@ -274,7 +277,9 @@ class LogWriter:
             sealed=seal.scheme,
             prev_blake3="",
         )
-        await self._append(record, headers_of(op_costs(result)))
+        refs = tuple(ref.blake3 for ref in (record.op_ref, record.result_ref) if ref is not None)
+        costs = msgspec.structs.replace(op_costs(result), blobs=refs)
+        await self._append(record, headers_of(costs))
 
     async def save_state(self, seq: int, parts: dict[str, BlobRef], *, state_blake3: str) -> None:
         """Note that the model after op ``seq`` lies in ``parts``; raises as ``commit``."""

@@ -20,11 +20,13 @@ import nats.errors
 import structlog
 from nats.js.errors import BadRequestError, NotFoundError
 
+from tinsmith import tracing
 from tinsmith.bus.cancelling import cancellable
 from tinsmith.bus.claims import resolve
 from tinsmith.bus.wire import RETRY_PAUSE_S, TRANSIENT, at
 from tinsmith.errors import BlobMissing, Fenced, SealBroken, ServerError
 from tinsmith.messages.base import BlobRef, Message, encode
+from tinsmith.metrics import names as metrics
 from tinsmith.sealing.seal import PLAIN, aside
 
 if TYPE_CHECKING:
@@ -146,6 +148,8 @@ class Heart:
     def add(self, msg: Msg) -> None:
         """Start to keep ``msg`` alive."""
         self._taken[msg.reply] = msg
+        if (msg.metadata.num_delivered or 1) > 1:
+            metrics.BUS_REDELIVERED.labels(msg.metadata.stream).inc()
 
     def remove(self, msg: Msg) -> None:
         """Stop; it was acknowledged, given back, or its pull has ended."""
@@ -178,6 +182,11 @@ class Taken(Generic[M]):
     def attempts(self) -> int:
         """How often it was delivered."""
         return self._msg.metadata.num_delivered or 1
+
+    @property
+    def traceparent(self) -> str:
+        """The trace that it belongs to; empty when it was queued outside of one."""
+        return (self._msg.headers or {}).get(tracing.HEADER, "")
 
     @property
     def size(self) -> int:
@@ -252,10 +261,16 @@ class Worklist(Generic[M]):
         """
         async with contextlib.aclosing(self.taken()) as taken:
             async for one in taken:
-                try:
-                    yield await self.read(one)
-                except ServerError as exc:
-                    await self._without(one, exc, on_lost)
+                if (delivery := await self.opened(one, on_lost)) is not None:
+                    yield delivery
+
+    async def opened(self, taken: Taken[M], on_lost: OnLost[M] | None = None) -> Delivery[M] | None:
+        """It, read; None for what cannot be, which is dealt with as ``deliveries`` says."""
+        try:
+            return await self.read(taken)
+        except ServerError as exc:
+            await self._without(taken, exc, on_lost)
+            return None
 
     async def taken(self) -> AsyncGenerator[Taken[M]]:
         """Yields work until cancelled; survives restarts of the broker.
@@ -268,7 +283,7 @@ class Worklist(Generic[M]):
         beating = asyncio.create_task(self._heart.beat(), name=f"heart {self._name}")
         try:
             while True:
-                await self._ensure()
+                await self._ensure(self._config)
                 with contextlib.suppress(ConsumerGone):
                     pull = Pull(self._client, self._queue.stream, self._name, batch=1)
                     async for msg in pull.messages():
@@ -283,7 +298,7 @@ class Worklist(Generic[M]):
     def _name(self) -> str:
         return str(self._config.durable_name)
 
-    async def _ensure(self) -> None:
+    async def _ensure(self, config: ConsumerConfig) -> None:
         """Create the consumer, or find it as it was; waits while the broker is away.
 
         Raises:
@@ -291,14 +306,15 @@ class Worklist(Generic[M]):
         """
         while True:
             try:
-                await self._js.add_consumer(self._queue.stream, self._config)
+                await self._js.add_consumer(self._queue.stream, config)
             except BadRequestError as exc:
                 if exc.err_code in _ERR_SUPERSEDED:
-                    msg = f"consumer {self._name}: another one has taken over its work"
+                    name = config.durable_name
+                    msg = f"consumer {name}: another one has taken over its work"
                     raise Fenced(msg) from exc
                 raise
             except TRANSIENT as exc:
-                log.warning("consumer not ready", consumer=self._name, error=str(exc))
+                log.warning("consumer not ready", consumer=config.durable_name, error=str(exc))
                 await asyncio.sleep(RETRY_PAUSE_S * 5)
             else:
                 return

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import nats.errors
 import structlog
 
+from tinsmith import tracing
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.wire import TRANSIENT, check_size
 from tinsmith.errors import BrokerUnavailable, InvalidRequest, NoResponder, ServerError, TooLarge
 from tinsmith.messages.base import Failed, Message, encode
 from tinsmith.messages.failures import to_exception, to_failed
+from tinsmith.messages.table import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +33,9 @@ R = TypeVar("R", bound=Message)
 M = TypeVar("M", bound=Message)
 
 MAX_CONCURRENT = 64  # handlers of one subscription at once
+FINISH_S = 5.0  # for handlers that run when their service stops
 QUEUE_GROUP = "workers"
+INBOXES = "_INBOX"  # begins the subjects of answers, whoever asks
 
 
 async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float, **tokens: str) -> R:
@@ -46,7 +51,9 @@ async def call(client: Client, rpc: Rpc[Q, R], request: Q, *, timeout_s: float, 
     payload = encode(request)
     _check_size(client, subject, payload)
     try:
-        answer = await client.request(subject, payload, timeout=timeout_s)
+        answer = await client.request(
+            subject, payload, timeout=timeout_s, headers=tracing.carried() or None
+        )
     except nats.errors.NoRespondersError as exc:
         service = subject.split(".")[3]
         msg = f"no {service} is running; start one with 'tinsmith {service}'"
@@ -68,6 +75,10 @@ async def serve(
     slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def on_message(msg: Msg) -> None:
+        if not msg.reply.startswith(INBOXES):
+            # Whoever asks names where the answer goes, and it is sent with our permissions.
+            log.warning("request ignored", subject=msg.subject, reply=msg.reply)
+            return
         await slots.acquire()
         task = asyncio.create_task(_answer(client, msg, rpc, handler), name=f"serve {rpc.template}")
         running.add(task)
@@ -80,7 +91,10 @@ async def serve(
         # In this order: drain() does not wait for tasks that the callback has started.
         await sub.drain()  # type: ignore[no-untyped-call]
         if running:
-            await asyncio.wait(running)
+            # Whoever asked for what takes longer asks again, and another answers.
+            await asyncio.wait(running, timeout=FINISH_S)
+            for task in tuple(running):
+                task.cancel()
 
     return Subscription(close)
 
@@ -89,8 +103,12 @@ async def _answer(
     client: Client, msg: Msg, rpc: Rpc[Q, R], handler: Callable[[Q], Awaitable[R]]
 ) -> None:
     payload: bytes
+    parent = (msg.headers or {}).get(tracing.HEADER)
+    name = rpc.template.removeprefix(f"{PREFIX}.")
     try:
-        payload = encode(await handler(rpc.requests.decode(msg.data)))
+        # Nobody's trace begins here: what is asked for outside of one is not worth one.
+        with tracing.span(name, parent=parent) if parent else nullcontext():
+            payload = encode(await handler(rpc.requests.decode(msg.data)))
         _check_size(client, rpc.template, payload)
     except msgspec.ValidationError as exc:
         payload = encode(to_failed(InvalidRequest(f"{rpc.template}: {exc}")))

@@ -129,14 +129,31 @@ def configs(settings: BusConfig) -> list[StreamConfig]:
 async def ensure(js: JetStreamContext, settings: BusConfig) -> None:
     """Create what is missing and update what differs; several services may do so at once.
 
+    With ``create_streams`` off, nothing is changed: they must be there.
+
     Raises:
-        StartupError: a stream exists with settings that cannot be changed in place.
+        StartupError: a stream exists with settings that cannot be changed in place, or not at all.
     """
     for config in configs(settings):
+        if not settings.create_streams:
+            await _expect(js, config)
+            continue
         try:
             await js.add_stream(config)
         except BadRequestError:
             await _update(js, config)
+
+
+async def _expect(js: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        found = await js.find_stream_name_by_subject((config.subjects or [""])[0])
+    except NotFoundError:
+        found = ""
+    if found != config.name:
+        raise StartupError(
+            f"bus.create_streams is false, and the broker has no stream {config.name}; run "
+            "'tinsmith prepare' once, as a user who may create streams"
+        )
 
 
 async def _update(js: JetStreamContext, config: StreamConfig) -> None:

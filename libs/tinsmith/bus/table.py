@@ -14,7 +14,7 @@ import structlog
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError
 
-from tinsmith.bus.consumers import IDLE_CONSUMER_S
+from tinsmith.bus.consumers import IDLE_CONSUMER_S, passing_name
 from tinsmith.bus.pull import ConsumerGone, Pull
 from tinsmith.bus.subscription import Subscription
 from tinsmith.bus.wire import (
@@ -174,6 +174,7 @@ class Table(Generic[M]):
 
     def _consumer(self) -> ConsumerConfig:
         return ConsumerConfig(
+            name=passing_name(),
             filter_subject=self._entity.wildcard,
             deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
             ack_policy=AckPolicy.NONE,

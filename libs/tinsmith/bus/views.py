@@ -46,6 +46,10 @@ class View(Generic[M]):
         """The entry, if the watch has brought it."""
         return self._values.get(key)
 
+    def entries(self) -> dict[str, M]:
+        """All that the watch has brought, by their keys; a copy."""
+        return dict(self._values)
+
     def group(self, name: str) -> tuple[M, ...]:
         """The entries of one group, in no order."""
         return tuple(self._groups.get(name, {}).values())

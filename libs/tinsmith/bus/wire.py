@@ -15,6 +15,7 @@ import nats.errors
 from nats.js.errors import APIError, NotFoundError
 
 from tinsmith.errors import BrokerUnavailable, ServerError, StorageFull
+from tinsmith.metrics import names as metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -66,9 +67,25 @@ async def publish(
         StorageFull: the broker has no room, or the stream has not (StreamFull).
         BrokerUnavailable: no acknowledgement within ``patience_s``.
     """
-    client, js = connection
-    check_size(client, subject, payload, headers)
+    check_size(connection[0], subject, payload, headers)
     patience_s = PUBLISH_PATIENCE_S if patience_s is None else patience_s
+    kind = _kind(subject)
+    try:
+        with metrics.BUS_PUBLISH_SECONDS.labels(kind).time():
+            return await _publish(connection[1], subject, payload, headers, patience_s)
+    except StorageFull as exc:
+        full = "stream full" if isinstance(exc, StreamFull) else "storage full"
+        metrics.BUS_REFUSED.labels(kind, full).inc()
+        raise
+
+
+async def _publish(
+    js: JetStreamContext,
+    subject: str,
+    payload: bytes,
+    headers: dict[str, str] | None,
+    patience_s: float,
+) -> int:
     deadline = asyncio.get_running_loop().time() + patience_s
     while True:
         try:
@@ -90,6 +107,11 @@ async def publish(
             msg = f"the broker did not accept a message within {patience_s:g} s; is it running?"
             raise BrokerUnavailable(msg) from failure
         await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _kind(subject: str) -> str:
+    """What the subject is for, as its row in the table says: ``tinsmith.v1.<kind>...``."""
+    return subject.split(".", 3)[2] if subject.startswith("tinsmith.v1.") else "other"
 
 
 def check_size(

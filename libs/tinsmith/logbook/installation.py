@@ -25,7 +25,7 @@ async def connect(config: Config, *, name: str) -> AsyncIterator[tuple[Bus, Blob
     Raises:
         BrokerUnavailable: no broker answers.
     """
-    blobs = BlobStore.open(config.blobs.url, default=DataDir(config.data_dir).blobs)
+    blobs = BlobStore.configured(config.blobs, default=DataDir(config.data_dir).blobs)
     async with Bus.connect(bus_config(config), name=name, blobs=blobs) as bus:
         yield bus, blobs
 

@@ -70,6 +70,8 @@ class ServedModel(Message, frozen=True, kw_only=True):
     arch: str = ""
     eos_tokens: tuple[int, ...] = ()
     max_rank: int = 128
+    pool: str = ""  # of samplers; each pool of a model has an entry
+    labels: dict[str, str] = {}  # of the pool's samplers: engine, dtype, device
 
 
 class Usage(Message, frozen=True, kw_only=True):

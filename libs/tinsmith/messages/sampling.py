@@ -138,6 +138,18 @@ class SampleFailed(Message, frozen=True, kw_only=True):
 SampleResult = SampleDone | SampleFailed
 
 
+class SamplePicked(Message, frozen=True, kw_only=True):
+    """One continuation, for the trainer to score again; nobody keeps it."""
+
+    request_id: str
+    index: int  # of the continuation
+    adapter: AdapterRef | None = None  # what drew it; None: the base model itself
+    tokens: bytes  # int32 [n]: the prompt, and what was drawn after it
+    logprobs: bytes  # float32 [m], raw: of the last m tokens, those that were drawn
+    plane: str = ""
+    sampler: str = ""  # the process that drew it
+
+
 class SequenceDigests(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of one continuation, over the bytes in its ``Sequence``."""
 

@@ -26,6 +26,10 @@ class ServiceAlive(Message, frozen=True, kw_only=True):
     load: dict[str, float] = {}  # e.g. queued, running, models
     trouble: str = ""  # why it cannot get on for now, for its clients
     places: dict[str, QueuePlace] = {}  # by model, of those that wait for a turn on a trainer
+    pool: str = ""  # of a sampler: those of its kind
+    labels: dict[str, str] = {}  # of a sampler: its engine, dtype and device
+    is_taking: bool = True  # new work; one that drains or is in trouble does not
+    metrics_url: str = ""  # of the listener that tells its metrics, as its own host names it
 
 
 class SessionAlive(Message, frozen=True, kw_only=True):
@@ -59,7 +63,7 @@ class AuditEntry(Message, frozen=True, kw_only=True):
     """Something that an owner did; kept in a stream, found by owner, day and topic."""
 
     owner: str
-    topic: Literal["checkpoints", "projects"]
+    topic: Literal["checkpoints", "keys", "logs", "projects"]
     event: str  # <resource>_<action>
     at_ns: int  # unix time
     details: dict[str, str] = {}

@@ -155,14 +155,14 @@ PLACEMENTS = Queue(
     doc="gateway -> any trainer of the base model with room for it",
 )
 SAMPLES = Queue(
-    "sample.{pool}.{sampler}.{seq}",
+    "sample.{pool}.{share}.{sampler}.{seq}",
     "TS_SAMPLE",
     sampling.Sample,
     answer="a SampleResult in TS_RESULT",
-    doc="gateway -> any sampler of the base model",
+    doc="gateway -> any sampler of the base model; the share tells which ones prefer it",
 )
 HELD = Queue(
-    "held.{owner}.{pool}.{sampler}.{seq}",
+    "held.{owner}.{pool}.{share}.{sampler}.{seq}",
     "TS_HELD",
     sampling.Sample,
     answer="the same on TS_SAMPLE",
@@ -206,6 +206,11 @@ SERVICE_ALIVE = Event("alive.service", services.ServiceAlive, "every service, ev
 SESSION_ALIVE = Event("alive.session", services.SessionAlive, "gateway -> gateways: a heartbeat")
 SAMPLE_CANCELLED = Event(
     "cancel.sample", services.SampleCancelled, "gateway -> samplers: nobody waits for it any more"
+)
+SAMPLE_PICKED = Event(
+    "picked.{pool}",
+    sampling.SamplePicked,
+    "sampler -> trainers of the model: a continuation to score again",
 )
 WEIGHTS_STATUS = Event(
     "alive.weights", weights.WeightsStatus, "sampler -> trainers, gateways: what it serves"

@@ -207,7 +207,7 @@ class Seals:
                 "sealing.master_key_command"
             )
         mine = MasterKeyEntry(fingerprint=master.fingerprint)
-        in_use = await self._masters.create(IN_USE, mine)
+        in_use = in_use or await self._masters.create(IN_USE, mine)
         if in_use.fingerprint != master.fingerprint:
             raise StartupError(_disagreement(self._source, master, in_use.fingerprint))
         self._found = master

@@ -24,7 +24,7 @@ async def record(
     event: str,
     details: dict[str, str],
     *,
-    topic: Literal["checkpoints", "projects"] = "checkpoints",
+    topic: Literal["checkpoints", "projects", "keys"] = "checkpoints",
 ) -> None:
     """Note something that has been done; a note that is lost is an error in the log only."""
     entry = AuditEntry(owner=owner, topic=topic, event=event, at_ns=time.time_ns(), details=details)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
+from msgspec import structs
 
 from tinsmith.errors import ConfigError, InvalidRequest, Unauthorized
 from tinsmith.keys import PREFIX, digest, owner_of_key
@@ -152,6 +153,18 @@ def read_keys(config: GatewayConfig, default_file: Path) -> tuple[str, ...]:
     elif not keys and default_file.exists():
         keys += _from_file(default_file)
     return tuple(keys)
+
+
+def with_operators(config: GatewayConfig, keys: Iterable[str], default_file: Path) -> GatewayConfig:
+    """``config``, with the owner of the key that ``tinsmith up`` has made among the operators.
+
+    ``keys`` are what ``read_keys`` found. Who has that key is who can read the data folder.
+    """
+    file = config.api_key_file
+    if config.api_keys or (file and Path(file).expanduser() != default_file):
+        return config
+    made = map(owner_of_key, keys)
+    return structs.replace(config, operators=(*config.operators, *made))
 
 
 def _from_file(path: Path) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import urllib.parse
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from tinsmith.config import Section
+from tinsmith.pools import POOL_PATTERN
 from tinsmith_gateway.openness import is_loopback
 
 MIB = 1 << 20
@@ -22,11 +23,18 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     """TCP port; 0 lets the system choose."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that answer on the address together; one that dies is started again."""
+    tls_cert: str = ""
+    """PEM file of a certificate and those that vouch for it: the gateway answers over HTTPS."""
+    tls_key: str = ""
+    """PEM file of the key of ``tls_cert``."""
     public_url: str = ""
     """Address under which clients reach the gateways, for the links that they are given; by default
     the one that the request was sent to."""
     api_keys: tuple[str, ...] = ()
     """Keys that clients may present; each starts with ``tml-``."""
+    operators: tuple[str, ...] = ()
+    """Owners, by name or id, whose keys see everything on the dashboard: services, queues, and the
+    runs of all owners. The key that ``tinsmith up`` has made does so by itself."""
     api_key_file: str = ""
     """File with one key a line, ``#`` starts a comment. Without this and ``api_keys``, the key in
     ``data_dir`` that ``tinsmith up`` has made is the only one."""
@@ -53,6 +61,9 @@ class GatewayConfig(Section, frozen=True, kw_only=True):
     sampling_share: Annotated[int, Meta(ge=1)] = 1000
     """Most sampling requests of one owner that samplers are given at a time; more are held until
     some are done, and their clients are told their place. A key can have its own."""
+    pools: dict[str, Annotated[str, Meta(pattern=POOL_PATTERN)]] = field(default_factory=dict)
+    """Which pool of samplers serves whom: by training run, by name or id of an owner, or by base
+    model. The first two go before what a client wishes, the last one behind it."""
     compress_training_requests: bool = False
     """Ask clients to send training data as zstd: less network, more work on both sides."""
     batch_polls: bool = False

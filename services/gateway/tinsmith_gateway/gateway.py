@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from tinsmith.messages.table import SERVICE_ALIVE, SESSION_ALIVE
+from tinsmith_gateway import figures
 from tinsmith_gateway.abandoned import Abandoned
 from tinsmith_gateway.auth import Keyring
 from tinsmith_gateway.completions import Completions
+from tinsmith_gateway.dashboard.desk import Desk as Dashboard
 from tinsmith_gateway.futures import Futures
 from tinsmith_gateway.holding import Holding
 from tinsmith_gateway.limits import Limits
@@ -20,6 +22,7 @@ from tinsmith_gateway.liveness import Hearing, Services
 from tinsmith_gateway.models import Models
 from tinsmith_gateway.openai.desk import Desk
 from tinsmith_gateway.registry import Registry
+from tinsmith_gateway.routing import Routing
 from tinsmith_gateway.sessions import Sessions
 from tinsmith_gateway.signing import Signer
 from tinsmith_gateway.tokens import Tokens
@@ -56,9 +59,11 @@ class Gateway:
     signer: Signer
     tokens: Tokens | None  # None: clients present their keys
     unfinished: Unfinished
+    routing: Routing
     holding: Holding
     abandoned: Abandoned
     openai: Desk
+    dashboard: Dashboard
     _subscriptions: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @classmethod
@@ -72,6 +77,7 @@ class Gateway:
         models = Models(registry.served)
         sessions = Sessions(bus, registry.sessions, hearing, timeout_s=config.session_timeout_s)
         unfinished = Unfinished(bus, registry, Limits(config, registry.api_keys))
+        routing = Routing(config.pools, registry)
         tokens = Tokens(bus, config.token_lifetime_s) if config.exchange_keys else None
         return cls(
             config=config,
@@ -90,9 +96,11 @@ class Gateway:
             signer=Signer(bus),
             tokens=tokens,
             unfinished=unfinished,
-            holding=Holding(bus, unfinished),
+            routing=routing,
+            holding=Holding(bus, unfinished, routing),
             abandoned=Abandoned(bus, registry, models, sessions, unfinished),
             openai=Desk(bus, registry, sessions),
+            dashboard=Dashboard(bus, registry, seals, config.operators),
         )
 
     async def start(self) -> None:
@@ -103,6 +111,7 @@ class Gateway:
         ):
             self._subscriptions.push_async_callback(subscription.close)
         await self.registry.start()
+        await self.dashboard.watching.start()
         if self.tokens is not None:
             await self.tokens.start()
         await self.unfinished.start()
@@ -116,6 +125,7 @@ class Gateway:
         await self.completions.close()
         await self.futures.close()
         await self.unfinished.close()
+        await self.dashboard.watching.close()
         await self.registry.close()
         await self._subscriptions.aclose()
 
@@ -125,6 +135,7 @@ class Gateway:
             beside = (
                 tasks.create_task(self.holding.run(), name="let samples go"),
                 tasks.create_task(self.abandoned.run(), name="cancel the abandoned"),
+                tasks.create_task(figures.keep(self), name="figures"),
             )
             while not stopping.is_set():
                 self.hearing.tick(is_connected=self.bus.is_connected)

@@ -57,7 +57,11 @@ async def admit(gateway: Gateway, owner: str, place: Sequenced) -> Run:
         Gone: its session has ended, or it was unloaded.
         Busy: ``owner`` has too much that is not done.
     """
-    structlog.contextvars.bind_contextvars(model_id=place.model_id, seq=place.seq_id)
+    structlog.contextvars.bind_contextvars(
+        model_id=place.model_id,
+        seq=place.seq_id,
+        request_id=ids.future_id(place.model_id, place.seq_id),
+    )
     run = await gateway.registry.run(owner, place.model_id)
     gateway.sessions.check_active(await gateway.registry.session(owner, run.session_id))
     if run.unloaded_ns is not None:

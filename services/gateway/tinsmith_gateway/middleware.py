@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import structlog
 from aiohttp import web
 
+from tinsmith import tracing
 from tinsmith.errors import TinsmithError
 from tinsmith.messages.failures import message_of
+from tinsmith.metrics import names as metrics
 from tinsmith_gateway import responses, versions
 from tinsmith_gateway.auth import Caller
 from tinsmith_gateway.gateway import GATEWAY
@@ -39,14 +41,22 @@ log = structlog.get_logger(__name__)
 
 OWNER = web.RequestKey("owner", str)
 CALLER = web.RequestKey("caller", Caller)
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/api/v1/healthz"})
-"""Answered without a key: who watches over the process has none."""
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/api/v1/healthz", "/"})
+"""Answered without a key: who watches over the process has none, and the page asks for one."""
+
+PAGE_FILES = "/dashboard/"
+"""Before the names of the page's files, which hold no data."""
 
 
 DOWNLOADS = "/api/v1/downloads/"
 """What lies behind is opened by a signed link instead of a key."""
 
 OWN_KEY = "/api/v1/auth/apikey/me"
+
+POLLS = "/api/v1/retrieve_future"
+"""Asked again and again for each request: a trace of its own for each would tell nothing."""
+
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
 @web.middleware
@@ -56,9 +66,35 @@ async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
     # A connection's requests run in one task, hence in one context.
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(http_request=trace_id, path=request.path)
-    response = await handler(request)
+    route = _route(request)
+    parent = request.headers.get(tracing.HEADER, "")
+    if request.path == POLLS and not parent:
+        response = await _measured(request, handler, route)
+    else:
+        with tracing.span(f"{request.method} {route}", parent=parent, http_request=trace_id):
+            response = await _measured(request, handler, route)
+            if response.status < 400:  # what is refused has its line
+                log.debug("request answered", status=response.status)
     response.headers["X-Request-Id"] = trace_id
     return response
+
+
+async def _measured(request: web.Request, handler: Handler, route: str) -> web.StreamResponse:
+    method = request.method if request.method in _METHODS else "other"
+    status = "gone"  # the client, before it had an answer
+    with metrics.HTTP_OPEN.track_inprogress(), metrics.HTTP_SECONDS.labels(route).time():
+        try:
+            response = await handler(request)
+            status = str(response.status)
+        finally:
+            metrics.HTTP_REQUESTS.labels(method, route, status).inc()
+    return response
+
+
+def _route(request: web.Request) -> str:
+    """The route's own path, with names in place of ids; one word for all that there are none of."""
+    resource = request.match_info.route.resource
+    return "unknown" if resource is None else resource.canonical
 
 
 @web.middleware
@@ -92,7 +128,7 @@ async def check_client(request: web.Request, handler: Handler) -> web.StreamResp
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Finds who is behind the key that is presented; Unauthorized without a valid one."""
-    if request.path in OPEN_PATHS or request.path.startswith(DOWNLOADS):
+    if request.path in OPEN_PATHS or request.path.startswith((DOWNLOADS, PAGE_FILES)):
         return await handler(request)
     keys = request.app[GATEWAY].keys
     caller = keys.caller(

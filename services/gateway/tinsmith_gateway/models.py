@@ -37,8 +37,8 @@ class Models:
     def get(self, name: str, role: Role) -> ServedModel | None:
         """What the services of ``role`` have announced about the model."""
         named = self.resolve_sampled(name) if role == "sampler" else self.resolve(name)
-        served = self._served.group(named)
-        return next((model for model in served if model.role == role), None)
+        served = [model for model in self._served.group(named) if model.role == role]
+        return min(served, key=lambda model: model.pool, default=None)  # the default pool's first
 
     def require(self, name: str, role: Role) -> ServedModel:
         """As ``get``; InvalidRequest naming the models there are when there is none."""

@@ -73,6 +73,11 @@ class Registry:
             raise NotFound(f"model_id: there is no model {model_id}; create it first")
         return found
 
+    async def owner_of_run(self, model_id: str) -> str | None:
+        """Whose a model is, for an operator, who sees all."""
+        found = await self.runs.get(ids.token(ids.check_model_id(model_id)))
+        return None if found is None else found.owner
+
     async def sampler(self, owner: str, sampler_id: str) -> Sampler:
         """A sampling session of ``owner``; NotFound otherwise."""
         found = await self.samplers.get(ids.token(ids.check_sampler_id(sampler_id)))

@@ -28,20 +28,27 @@ async def serve(context: ServiceContext) -> None:
     from aiohttp import web
 
     from tinsmith_gateway.app import build_app, build_runner
-    from tinsmith_gateway.auth import read_keys
+    from tinsmith_gateway.auth import read_keys, with_operators
+    from tinsmith_gateway.certificate import tls_context
     from tinsmith_gateway.gateway import Gateway
+    from tinsmith_gateway.readiness import readiness
 
     config = context.config.section(GatewayConfig)
-    keys = read_keys(config, DataDir(context.config.data_dir).api_key)
+    key_file = DataDir(context.config.data_dir).api_key
+    keys = read_keys(config, key_file)
+    tls = tls_context(config)
+    config = with_operators(config, keys, key_file)
     gateway = Gateway.build(config, context.bus, keys, context.seals)
+    context.health.checks.append(lambda: readiness(gateway))
     runner = build_runner(build_app(gateway))
     with listening.inherited() or listening.bind(config.host, config.port) as address:
         await gateway.start()
         gateway.keys.warn_if_empty()
         try:
             await runner.setup()
-            await web.SockSite(runner, address, backlog=listening.BACKLOG).start()
-            await context.ready(url=listening.url_of(address, config.host))
+            site = web.SockSite(runner, address, backlog=listening.BACKLOG, ssl_context=tls)
+            await site.start()
+            await context.ready(url=listening.url_of(address, config.host, is_tls=tls is not None))
             await gateway.keep_watch(context.stopping)
         finally:
             await runner.cleanup()

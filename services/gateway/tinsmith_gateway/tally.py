@@ -72,6 +72,15 @@ class Tally:
         """All of an owner's."""
         return len(self._of(owner))
 
+    def counts(self) -> dict[str, int]:
+        """All of all owners', by where they are."""
+        owned = self._owned.values()
+        return {
+            "training": sum(one.training for one in owned),
+            "sampling": sum(one.sampling for one in owned),
+            "held": sum(len(one.tickets) for one in owned),
+        }
+
     def sampling(self, owner: str) -> int:
         """Those of an owner that samplers have."""
         return self._of(owner).sampling

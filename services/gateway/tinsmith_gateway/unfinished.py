@@ -80,6 +80,10 @@ class Unfinished:
         """The requests of an owner that are not done."""
         return self._tally.count(owner)
 
+    def counts(self) -> dict[str, int]:
+        """Of all owners: how many are training, sampling, or held."""
+        return self._tally.counts()
+
     def is_counted(self, request_id: str) -> bool:
         """Whether it was taken in, and is not known to be done."""
         return self._tally.get(request_id) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tinsmith_sampler import rows
+from tinsmith_sampler import measuring, rows
 from tinsmith_sampler.checks import check
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ async def answer(
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     made = [task.result() for task in drawn]
+    measuring.drawn(len(prompt), made)
     return rows.assemble(sample, made, score.result(), engine.plane, engine.root)
 
 

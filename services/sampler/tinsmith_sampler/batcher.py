@@ -9,12 +9,14 @@ Not thread-safe: the engine's thread owns it.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
 from tinsmith.errors import Gone, ServerError, TinsmithError
+from tinsmith.metrics import names as metrics
 from tinsmith_sampler.passes import Piece
 from tinsmith_sampler.scores import ScoreTask
 from tinsmith_sampler.seating import Seating
@@ -141,6 +143,7 @@ class Batcher:
             elif task.extent is not None:
                 self._seating.begin_row(task, prompt, task.extent)
                 self._advance(task, prompt.last_logits)
+                metrics.FIRST_TOKEN_SECONDS.observe(time.monotonic() - task.arrived_s)
 
     def _decode(self) -> None:
         """Draw one token of every started row."""

@@ -23,6 +23,7 @@ from tinsmith.messages.sampling import (
     SampleRecord,
     SequenceDigests,
 )
+from tinsmith.metrics import names as metrics
 from tinsmith_sampler.rows import request_seed
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Recorder:
         except BrokerUnavailable:
             raise
         except Exception as exc:  # noqa: BLE001 - or it would come again and again
+            metrics.UNLOGGED.inc()
             self._load[UNLOGGED] = self._load.get(UNLOGGED, 0) + 1
             if not self._is_failing:
                 _log.warning("samples not logged", request_id=request.request_id, error=str(exc))

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from tinsmith.metrics import names as metrics
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -82,6 +84,8 @@ class Residency(Generic[F]):
         for version, resident in self._residents.items():
             if resident.pins == 0:
                 del self._residents[version]
+                metrics.ADAPTERS.dec()
+                metrics.ADAPTER_EVICTIONS.inc()
                 await self._engine.unload_adapter(version)
                 return True
         return False
@@ -94,12 +98,16 @@ class Residency(Generic[F]):
         if resident.is_loaded:
             return
         try:
-            await self._engine.load_adapter(version, await fetch())
+            with metrics.ADAPTER_LOAD_SECONDS.time():
+                await self._engine.load_adapter(version, await fetch())
         except Exception as failure:
+            metrics.ADAPTER_LOADS.labels("failed").inc()
             resident.failure = failure
             self._forget(version, resident)  # the next caller tries anew
             raise
         resident.is_loaded = True
+        metrics.ADAPTER_LOADS.labels("done").inc()
+        metrics.ADAPTERS.inc()
 
     def _pin(self, version: str) -> _Resident:
         resident = self._residents.setdefault(version, _Resident())

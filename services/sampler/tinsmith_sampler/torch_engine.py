@@ -21,6 +21,7 @@ import structlog
 import torch
 
 from tinsmith.errors import InvalidRequest, NotSupported, ServerError
+from tinsmith.metrics import devices
 from tinsmith_sampler.adapter_files import AdapterReader
 from tinsmith_sampler.batcher import Batcher
 from tinsmith_sampler.engine import EngineLoad, Generated, Scored
@@ -242,6 +243,7 @@ class TorchEngine:
 
     def _serve(self) -> None:
         options = self._options
+        devices.tell(torch.cuda)
         model = ServedModel(options)
         batcher = Batcher(model, max_rows=options.max_rows, prefill_tokens=options.prefill_tokens)
         self._started.set_result((model, batcher))

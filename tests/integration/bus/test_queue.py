@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -224,7 +225,7 @@ async def test_work_whose_blob_is_lost_is_given_up_after_some_tries(bus, blobs, 
     await put(bus, 1, LARGE)
     (delivery,) = await take(bus, 1, name="first")
     await bus._connection[1].delete_consumer(table.OPS.stream, "first")
-    (blobs._folder / delivery.ref.blake3[:2] / delivery.ref.blake3[2:]).unlink()
+    (Path(blobs.where) / delivery.ref.blake3[:2] / delivery.ref.blake3[2:]).unlink()
     lost = []
 
     async def on_lost(taken, error):

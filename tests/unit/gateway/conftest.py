@@ -128,7 +128,8 @@ class Rig:
 
     async def announce(self, role, *models, **fields):
         """A service's ping."""
-        alive = ServiceAlive(service=role, instance="t", version="0", base_models=models, **fields)
+        told = {"instance": "t", "version": "0", "base_models": models} | fields
+        alive = ServiceAlive(service=role, **told)
         await self.bus.emit(SERVICE_ALIVE, alive)
 
 

@@ -7,6 +7,7 @@ Messages are kept encoded, as on the broker, so that one that cannot travel fail
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -16,10 +17,14 @@ from blake3 import blake3
 from tinsmith import ids
 from tinsmith.blobs import BlobStore
 from tinsmith.bus import Committed, Subscription
+from tinsmith.bus.backlog import Depth
+from tinsmith.bus.books import LastOp, StreamState
 from tinsmith.bus.facts import Fact, op_costs, sample_costs
+from tinsmith.bus.lineages import Entry
+from tinsmith.bus.log import Head
 from tinsmith.errors import BrokerUnavailable, Busy, ServerError
 from tinsmith.messages import ops, sampling
-from tinsmith.messages.base import decoder, encode
+from tinsmith.messages.base import GENESIS, decoder, encode
 from tinsmith.messages.services import AuditEntry, SampleReady
 from tinsmith.messages.table import (
     CHANGE_CHECKPOINT,
@@ -27,6 +32,7 @@ from tinsmith.messages.table import (
     DELETE_CHECKPOINT,
     OP_DONE,
     OPS,
+    QUEUES,
     SAMPLE_READY,
     SAMPLES,
 )
@@ -55,6 +61,8 @@ class FakeBus:
         self.audit = FakeAudit(self)
         self.blobs = BlobStore.open("memory:///", default=None)
         self.facts = FakeFacts(self)
+        self.books = FakeBooks(self)
+        self.lineages = FakeLineages(self)
         self.emitted = []
         self.reads = 0
         self._queued = {}
@@ -108,7 +116,10 @@ class FakeBus:
 
     async def is_queued(self, queue, **tokens):
         self.check()
-        return queue.subject(**tokens) in self._queued
+        return bool(self._on(queue.subject(**tokens)))
+
+    def _on(self, wanted):
+        return [subject for subject in self._queued if fnmatchcase(subject, wanted)]
 
     def queued(self, queue):
         """All messages of a queue, oldest first."""
@@ -123,6 +134,10 @@ class FakeBus:
         self.check()
         prefix = queue.wildcard.partition("*")[0]
         return {subject for subject in self._queued if subject.startswith(prefix)}
+
+    async def depth(self, queue):
+        self.check()
+        return Depth(len(await self.subjects(queue)), 0, 0.0)
 
     async def move_first(self, source, target, **tokens):
         self.check()
@@ -140,7 +155,8 @@ class FakeBus:
 
     async def withdraw(self, queue, **tokens):
         self.check()
-        self._queued.pop(queue.subject(**tokens), None)
+        for subject in self._on(queue.subject(**tokens)):
+            del self._queued[subject]
 
     async def call(self, rpc, request):
         """The checkpointer's own handlers answer, on the same tables."""
@@ -175,7 +191,8 @@ class FakeBus:
         await self.results.put_first(asked.sampler_id, asked.seq, result)
         tokens = {"sampler": ids.token(asked.sampler_id), "seq": str(asked.seq)}
         pool = ids.pool_token(asked.base_model)
-        self._queued.pop(SAMPLES.subject(pool=pool, **tokens))
+        (subject,) = self._on(SAMPLES.subject(pool=pool, share="*", **tokens))
+        del self._queued[subject]
         await self.emit(SAMPLE_READY, SampleReady(request_id=asked.request_id))
 
     def table(self, entity):
@@ -268,11 +285,21 @@ class FakeFacts:
         self._bus = bus
 
     async def of_log(self, *, first, model):
+        if model == "*":
+            for place, ((model_id, seq), record) in enumerate(self._bus.log._records.items(), 1):
+                costs = op_costs(decoder(ops.OpResult).decode(record.result))
+                if place >= first:
+                    yield Fact(place, time.time(), model_id, seq, costs)
+            return
         records = sorted(self._bus.log._records.items())
         for (model_id, seq), record in records:
             if model_id == model:
                 costs = op_costs(decoder(ops.OpResult).decode(record.result))
                 yield Fact(first, 1.5, model_id, seq, costs)
+
+    async def newest(self):
+        self._bus.check()
+        return len(self._bus.log._records)
 
     async def of_results(self, *, first, sampler):
         if (fact := await self.next_result(sampler, after=first - 1)) is not None:
@@ -286,6 +313,40 @@ class FakeFacts:
                 costs = sample_costs(decoder(sampling.SampleResult).decode(data))
                 return Fact(place, 0.0, sampler_id, seq, costs)
         return None
+
+
+class FakeBooks:
+    """Of the queues and of the log above."""
+
+    def __init__(self, bus):
+        self._bus = bus
+
+    async def stream(self, name):
+        self._bus.check()
+        count = sum(queue.stream == name for queue in QUEUES for _ in self._bus.queued(queue))
+        return StreamState(name, count, 0, 0, 0.0, 0, 1)
+
+    async def last_op(self, model_id):
+        self._bus.check()
+        seqs = [seq for model, seq in self._bus.log._records if model == model_id]
+        return LastOp(max(seqs), time.time()) if seqs else None
+
+
+class FakeLineages:
+    """Whole chains, by lineage."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self.chains = defaultdict(list)
+
+    async def start(self, lineage_id):
+        self._bus.check()
+        return 1
+
+    async def entries(self, lineage_id, *, first):
+        for place, message in enumerate(self.chains[lineage_id], 1):
+            if place >= first:
+                yield Entry(place, "", message)
 
 
 class FakeLog:
@@ -307,8 +368,25 @@ class FakeLog:
             op_blake3=blake3(encoded_op).hexdigest(),
             result=encoded,
             result_blake3=blake3(encoded).hexdigest(),
-            prev_blake3="0" * 64,
+            prev_blake3=self._head(op.model_id),
         )
+
+    def _stored(self, model_id):
+        return [encode(r) for (model, _), r in self._records.items() if model == model_id]
+
+    def _head(self, model_id):
+        stored = self._stored(model_id)
+        return blake3(stored[-1]).hexdigest() if stored else GENESIS
+
+    async def head(self, model_id):
+        self._bus.check()
+        return Head(len(self._stored(model_id)), self._head(model_id), 1)
+
+    async def stored(self, model_id, *, start=1):
+        self._bus.check()
+        for place, data in enumerate(self._stored(model_id), 1):
+            if place >= start:
+                yield "", data
 
     async def get(self, model_id, seq):
         self._bus.check()
@@ -317,7 +395,11 @@ class FakeLog:
 
     async def committed(self, model_id, seq):
         record = await self.get(model_id, seq)
-        return None if record is None else Committed(record, blake3(encode(record)).hexdigest())
+        if record is None:
+            return None
+        data = encode(record)
+        place = self._stored(model_id).index(data) + 1
+        return Committed(record, blake3(data).hexdigest(), time.time(), place)
 
     async def owner(self, model_id):
         self._bus.check()

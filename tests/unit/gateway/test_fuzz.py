@@ -141,7 +141,8 @@ def check(method, answer):
     """An answer that a client can make sense of."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status = int(head.split(b" ")[1])
-    assert status < 500, answer[:2000]
+    # /readyz is right: the other services are not there.
+    assert status < 500 or b'"no trainer is running' in body, answer[:2000]
     assert b"internal error" not in body
     if status >= 400 and method != "HEAD":
         assert body.strip(), head

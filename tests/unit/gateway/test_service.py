@@ -49,7 +49,7 @@ async def test_a_gateway_answers_where_it_says_until_it_is_stopped(context, fake
     monkeypatch.setattr(ServiceContext, "ready", noting)
     running = asyncio.create_task(serve(made))
     url = await urls.get()
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/readyz") as reply:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/healthz") as reply:
         assert reply.status == 200
 
     made.stopping.set()

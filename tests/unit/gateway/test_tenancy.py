@@ -16,7 +16,7 @@ from tinsmith_gateway.routes import ROUTES
 
 ALICE, BOB = "tml-alice", "tml-bob"
 CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
-OPEN = {"/healthz", "/readyz", "/api/v1/healthz"}
+OPEN = {"/healthz", "/readyz", "/api/v1/healthz", "/", "/dashboard/{name}"}
 LINKED = {"/api/v1/downloads/{ticket}/{name}"}  # see test_downloads
 LORA = {"rank": 8}
 LOSS = json.loads(
@@ -125,6 +125,8 @@ NAMING: dict[tuple[str, str], Any] = {
     ("GET", f"{CHECKPOINT}/archive"): EMPTY,
     ("GET", f"{CHECKPOINT}/external_weights_urls"): EMPTY,
     ("GET", "/api/v1/sessions/{session_id}/trace_export"): EMPTY,
+    ("GET", "/api/v1/dashboard/runs/{run_id}"): EMPTY,
+    ("GET", "/api/v1/dashboard/runs/{run_id}/curves"): EMPTY,
 }
 """Routes that name a thing, with a body that is good for its owner; ``#`` tells variants apart."""
 LISTING = {
@@ -133,6 +135,8 @@ LISTING = {
     ("GET", "/api/v1/training_runs"): None,
     ("GET", "/api/v1/checkpoints"): None,
     ("GET", "/api/v1/audit"): None,
+    ("GET", "/api/v1/dashboard/overview"): None,
+    ("GET", "/api/v1/dashboard/runs"): None,
     ("GET", "/api/v1/billing/usage/events?starting_on=2026-01-01T00:00:00Z"
      "&ending_before=2026-01-02T00:00:00Z"): None,
     ("GET", "/api/v1/billing/usage/checkpoints/current"): None,

@@ -10,6 +10,7 @@ from tinsmith_gateway.routes import (
     completions,
     copies,
     custom_losses,
+    dashboard,
     downloads,
     futures,
     health,
@@ -48,5 +49,6 @@ _MODULES = (
     audit,
     usage,
     openai,
+    dashboard,
 )
 ROUTES = tuple(route for module in _MODULES for route in module.ROUTES)

@@ -16,7 +16,7 @@ from tinsmith_gateway.wire.times import iso_time
 if TYPE_CHECKING:
     from tinsmith.messages.services import AuditEntry
 
-_TOPICS = {"all": "*", "checkpoints": "checkpoints", "projects": "projects"}
+_TOPICS = {"all": "*"} | {name: name for name in ("checkpoints", "keys", "logs", "projects")}
 _NEVER = ("teams", "organizations")  # an API key is the only principal here
 
 

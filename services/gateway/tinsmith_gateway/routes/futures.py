@@ -13,6 +13,7 @@ from tinsmith import ids
 from tinsmith.errors import ServerError, UserError
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_failed
+from tinsmith.metrics import names as metrics
 from tinsmith_gateway import bodies, responses
 from tinsmith_gateway.futures import Pending
 from tinsmith_gateway.gateway import GATEWAY
@@ -48,7 +49,12 @@ async def retrieve_future(request: web.Request) -> web.Response:
         # The client makes room for so many bytes and asks again.
         size = len(found.body)
         return responses.of_json({"status": "complete_metadata", "response_payload_size": size})
+    metrics.FUTURES_ANSWERED.labels(_kind(asked.request_id), found.outcome).inc()
     return responses.of_payload(found)
+
+
+def _kind(request_id: str) -> str:
+    return "sample" if ":sample:" in request_id else "train"
 
 
 def _try_again(request_id: str, pending: Pending) -> web.Response:

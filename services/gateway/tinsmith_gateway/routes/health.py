@@ -6,6 +6,7 @@ from aiohttp import web
 
 from tinsmith_gateway import responses
 from tinsmith_gateway.gateway import GATEWAY
+from tinsmith_gateway.readiness import is_degraded, readiness
 
 
 async def healthz(_request: web.Request) -> web.Response:
@@ -14,10 +15,16 @@ async def healthz(_request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """The broker can be reached as well."""
-    if request.app[GATEWAY].bus.is_connected:
-        return responses.of_json({"status": "ok"})
-    return responses.detail(503, "the message broker cannot be reached; is NATS running?")
+    """It can do its work; with ``?without=workers``, once there is a trainer and a sampler.
+
+    Anybody may ask, so that it names no models; the process's own listener does.
+    """
+    needs_workers = request.query.get("without") != "workers"
+    found = readiness(request.app[GATEWAY], needs_workers=needs_workers)
+    if found.missing:
+        return responses.detail(found.status, "; ".join(found.missing))
+    status = "degraded" if needs_workers and is_degraded(found) else "ok"
+    return responses.of_json({"status": status})
 
 
 ROUTES = (

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from tinsmith.errors import InvalidRequest, NotSupported, Unauthorized
 from tinsmith.keys import revoked
-from tinsmith_gateway import bodies, responses
+from tinsmith_gateway import audit, bodies, responses
 from tinsmith_gateway.gateway import GATEWAY
 from tinsmith_gateway.middleware import CALLER, OWN_KEY
 from tinsmith_gateway.wire.results import JSON
@@ -36,6 +36,8 @@ async def revoke_own_key(request: web.Request) -> web.Response:
     keys = gateway.registry.api_keys
     # The watch will tell of it too, but the caller may come again before that.
     keys.apply(caller.key_digest, await keys.table.update(caller.key_digest, revoked))
+    details = {"key_id": caller.key_digest[:12], "by": "owner"}
+    await audit.record(gateway, caller.owner, "key_revoked", details, topic="keys")
     return responses.of_json({})
 
 

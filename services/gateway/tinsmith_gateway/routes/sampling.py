@@ -26,9 +26,10 @@ async def create_sampling_session(request: web.Request) -> web.Response:
     """A sampling session on a base model, or on weights saved for sampling."""
     gateway, owner = request.app[GATEWAY], request[OWNER]
     asked = await bodies.read_json(request, requests.CreateSamplingSession)
-    gateway.sessions.check_active(await gateway.registry.session(owner, asked.session_id))
+    session = await gateway.registry.session(owner, asked.session_id)
+    gateway.sessions.check_active(session)
     base_model, adapter = await _source(gateway, owner, asked)
-    gateway.models.require(base_model, "sampler")
+    gateway.routing.check(session, gateway.models.require(base_model, "sampler").name)
     sampler_id = ids.sampler_id(asked.session_id, asked.sampling_session_seq_id)
     wanted = Sampler(
         sampler_id=sampler_id,
@@ -64,6 +65,7 @@ async def asample(request: web.Request) -> web.Response:
     sampler = await gateway.registry.sampler(owner, asked.sampling_session_id)
     gateway.sessions.check_active(await gateway.registry.session(owner, sampler.session_id))
     target = _target(gateway, sampler, asked.seq_id)
+    structlog.contextvars.bind_contextvars(request_id=target.request_id)
     message = sample(asked, target, _limits(gateway, target.base_model))
     await gateway.holding.send(owner, message)
     sequences = [f"{target.request_id}:{index}" for index in range(asked.num_samples)]

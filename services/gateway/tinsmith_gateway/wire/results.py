@@ -31,6 +31,7 @@ class Payload(NamedTuple):
 
     body: bytes
     content_type: str
+    outcome: str = "done"  # or the category of a failure
 
 
 def json_payload(value: object) -> Payload:
@@ -40,7 +41,8 @@ def json_payload(value: object) -> Payload:
 
 def failed(failure: Failed) -> Payload:
     """A failure: clients tell it from a success by the top-level key ``error``."""
-    return json_payload({"error": failure.message, "category": failure.category})
+    told = json_payload({"error": failure.message, "category": failure.category})
+    return told._replace(outcome=failure.category)
 
 
 def op_payload(
