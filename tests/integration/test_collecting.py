@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 
 import pytest
-import structlog
 from blake3 import blake3
 from msgspec import structs
+from tests.integration.contexts import context_of
 from tests.unit.sampler.examples import prompt, sample
 
 from tinsmith import ids, logs
@@ -24,7 +23,6 @@ from tinsmith.messages.checkpoints import Checkpoint
 from tinsmith.messages.ops import LoraShape
 from tinsmith.messages.sampling import AdapterRef, SampleDigests, SampleDone, SampleRecord, Sequence
 from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith_checkpointer import collecting
 from tinsmith_checkpointer.collection import FREED, Collection
 from tinsmith_checkpointer.config import CheckpointerConfig
@@ -254,16 +252,7 @@ def test_the_walk_over_types_finds_references():
 async def test_the_checkpointer_collects_by_itself_unless_it_is_told_not_to(
     bus, blobs, frees, hours, left
 ):
-    context = ServiceContext(
-        name="checkpointer",
-        config=Config(),
-        bus=bus,
-        blobs=blobs,
-        seals=Seals(bus, Config()),
-        instance="test",
-        stopping=asyncio.Event(),
-        log=structlog.get_logger(),
-    )
+    context = context_of("checkpointer-test", bus, blobs)
     settings = CheckpointerConfig(free_bytes=frees, collect_hours=hours, grace_s=1e-6)
     await blobs.put(b"nobody knows me")
     await Upkeep(context, settings).go_round()

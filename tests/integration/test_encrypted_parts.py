@@ -6,20 +6,17 @@ import asyncio
 
 import pyrage
 import pytest
-import structlog
 from msgspec import structs
+from tests.integration.contexts import context_of
 
 from tinsmith import ids
 from tinsmith.bus.views import View
-from tinsmith.config import Config
 from tinsmith.errors import BlobMissing
 from tinsmith.messages import table
 from tinsmith.messages.base import BlobRef
 from tinsmith.messages.checkpoints import CommitCheckpoint
 from tinsmith.messages.ops import LoraShape
 from tinsmith.messages.registry import Run
-from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith_checkpointer.service import Checkpointer
 
 MODEL = f"{'a' * 26}:train:0"
@@ -33,16 +30,7 @@ def identity():
 
 @pytest.fixture
 async def checkpointer(bus, blobs):
-    context = ServiceContext(
-        name="checkpointer",
-        config=Config(),
-        bus=bus,
-        blobs=blobs,
-        seals=Seals(bus, Config()),
-        instance="test",
-        stopping=asyncio.Event(),
-        log=structlog.get_logger(),
-    )
+    context = context_of("checkpointer-test", bus, blobs)
     run = Run(
         model_id=MODEL,
         session_id="a" * 26,

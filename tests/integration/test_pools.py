@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 from tests.integration.conftest import MODEL
+from tests.integration.contexts import context_of
 
 from tinsmith import ids
 from tinsmith.config import Config, ModelConfig
 from tinsmith.errors import ServerError
 from tinsmith.messages import sampling, table
 from tinsmith.pools import share_of
-from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith_sampler import neighbours, service
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.torch_engine import TorchEngine
@@ -43,12 +42,7 @@ class Installation:
     @asynccontextmanager
     async def sampler(self, instance, **settings):
         config = Config(models=self._models, sections=(SamplerConfig(threads=1, **settings),))
-        context = ServiceContext(
-            name="sampler", config=config,
-            bus=self.bus, blobs=self._blobs, seals=Seals(self.bus, config), instance=instance,
-            stopping=asyncio.Event(),
-            log=SILENT,
-        )  # fmt: skip
+        context = context_of(instance, self.bus, self._blobs, config, SILENT)
         serving = asyncio.create_task(service.serve(context))
         pinging = asyncio.create_task(ping(context))
         try:
@@ -116,16 +110,16 @@ def samplers(answers):
 
 async def test_a_pool_has_its_own_requests_and_those_of_one_that_is_gone(installation, monkeypatch):
     monkeypatch.setattr(neighbours, "STALE_S", 1.0)
-    async with installation.sampler("big-one", pool="big") as big:
-        async with installation.sampler("plain-one"):
+    async with installation.sampler("sampler-big", pool="big") as big:
+        async with installation.sampler("sampler-plain"):
             to_big = await installation.answers(MANY, pool="big")
             to_default = await installation.answers(MANY)
         # Now the other one has to see to these, and it does.
         orphans = await installation.answers(4)
 
-    assert samplers(to_big) == {"big-one"}
-    assert samplers(to_default) == {"plain-one"}
-    assert samplers(orphans) == {"big-one"}
+    assert samplers(to_big) == {"sampler-big"}
+    assert samplers(to_default) == {"sampler-plain"}
+    assert samplers(orphans) == {"sampler-big"}
     assert big.alive.labels == {"engine": "torch", "device": "cpu", "dtype": "float32"}
     rows = [await installation.bus.table(table.SERVED).get(key(pool)) for pool in ("", "-big")]
     assert [row.pool for row in rows] == ["", "big"]
@@ -136,8 +130,8 @@ def key(pool):
 
 
 async def test_one_whose_engine_fails_leaves_the_work_to_others(installation, monkeypatch):
-    async with installation.sampler("bad") as bad:
-        async with installation.sampler("good") as good:
+    async with installation.sampler("sampler-bad") as bad:
+        async with installation.sampler("sampler-good") as good:
             with monkeypatch.context() as broken:
                 break_one(broken, bad)
                 answers = await installation.answers(MANY)
@@ -152,11 +146,11 @@ async def test_one_whose_engine_fails_leaves_the_work_to_others(installation, mo
     assert "the last time with: out of order" in trouble
     assert not is_taking
     assert (good.trouble, bad.trouble, recovered) == ("", "", True)
-    assert samplers(alone) == {"bad"}
+    assert samplers(alone) == {"sampler-bad"}
 
 
 async def test_the_only_one_says_at_once_what_its_engine_said(installation, monkeypatch):
-    async with installation.sampler("bad") as bad:
+    async with installation.sampler("sampler-bad") as bad:
         with monkeypatch.context() as broken:
             break_one(broken, bad)
             failed = await installation.answers(8)

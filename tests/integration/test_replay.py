@@ -10,7 +10,7 @@ import sys
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-import structlog
+from tests.integration.contexts import context_of
 from tests.integration.steps import X, Y, new_model, step
 from tests.integration.trainer.test_ownership import BASE, STEP, Client, forward_backward, train
 
@@ -21,8 +21,6 @@ from tinsmith.config import BusConfig, Config, ModelConfig
 from tinsmith.logbook import open_logbook
 from tinsmith.messages import ops, registry, table
 from tinsmith.messages.base import encode
-from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith_checkpointer.service import Checkpointer
 from tinsmith_trainer import base_model, replay_report
 from tinsmith_trainer.compute import Compute
@@ -48,11 +46,7 @@ def config(broker, blobs, tmp_path, model_folder):
 @asynccontextmanager
 async def service(config, blobs, name):
     async with Bus.connect(config.bus, name=name, blobs=blobs) as bus:
-        yield ServiceContext(
-            name=name.partition("-")[0], config=config, bus=bus, blobs=blobs,
-            seals=Seals(bus, config), instance=name,
-            stopping=asyncio.Event(), log=structlog.get_logger(),
-        )  # fmt: skip
+        yield context_of(name, bus, blobs, config)
 
 
 @asynccontextmanager

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import structlog
 from tests.integration.conftest import MODEL
+from tests.integration.contexts import context_of
 
 from tinsmith.config import Config, ModelConfig
 from tinsmith.errors import ServerError
-from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith_sampler import service
 from tinsmith_sampler.torch_engine import TorchEngine
 
@@ -26,12 +24,7 @@ async def test_the_service_ends_with_its_engine(bus, blobs, model_folder, tmp_pa
 
     monkeypatch.setattr(TorchEngine, "start", remembered)
     config = Config(models=(ModelConfig(name=MODEL, path=str(model_folder)),))
-    context = ServiceContext(
-        name="sampler", config=config,
-        bus=bus, blobs=blobs, seals=Seals(bus, config), instance="sampler-x",
-        stopping=asyncio.Event(),
-        log=structlog.get_logger(),
-    )  # fmt: skip
+    context = context_of("sampler-x", bus, blobs, config)
     serving = asyncio.create_task(service.serve(context))
     while context.alive is None:
         await asyncio.sleep(0.01)

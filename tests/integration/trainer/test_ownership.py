@@ -8,15 +8,13 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-import structlog
+from tests.integration.contexts import context_of
 
 from tinsmith import ids
 from tinsmith.bus import Bus
 from tinsmith.config import BusConfig, Config, ModelConfig
 from tinsmith.messages import ops, registry, table
 from tinsmith.messages.base import Failed, Tensor
-from tinsmith.sealing import Seals
-from tinsmith.service import ServiceContext
 from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
 from tinsmith_trainer.compute import Compute
@@ -80,11 +78,7 @@ async def trainer(broker, blobs, base, name="trainer-a", **options):
         usual = {"placement_timeout_s": 3, "checkpointer_patience_s": 0.5}
         settings = TrainerConfig(**(usual | options))
         config = Config(models=(ModelConfig(name=BASE),), sections=(settings,))
-        context = ServiceContext(
-            name="trainer", config=config, bus=bus, blobs=blobs, seals=Seals(bus, config),
-            instance=name,
-            stopping=asyncio.Event(), log=structlog.get_logger(),
-        )  # fmt: skip
+        context = context_of(name, bus, blobs, config)
         engine = TrainingEngine(base_model.load(base, name=BASE))
         compute = Compute(engine if settings.mixing == "mixed" else None)
         executor = Executor(engine, compute, bus, blobs, base_model=BASE, patience_s=0.5)

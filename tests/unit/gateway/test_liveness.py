@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.clock import Clock
 
 from tinsmith.messages.services import ServiceAlive
 from tinsmith_gateway.liveness import MAX_GAP_S, Hearing, Services
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

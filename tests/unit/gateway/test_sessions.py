@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.clock import Clock
 
 from tinsmith import ids
 from tinsmith.bus.views import View
@@ -121,14 +122,6 @@ async def test_telemetry_is_accepted(rig, recorded):
     answer = await rig.post("telemetry", recorded("telemetry_session_start"))
 
     assert (answer.status, answer.json) == (200, {"status": "accepted"})
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.clock import Clock
 
 from tinsmith.errors import ServerError
 from tinsmith_sampler.condition import FAILURES, LONGEST_PAUSE_S, PAUSE_S, Condition
 
 FREE = 32
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.clock import Clock
 
 from tinsmith import pools
 from tinsmith.bus import HIGHEST, LOWEST
@@ -11,13 +12,6 @@ from tinsmith.messages.services import ServiceAlive
 from tinsmith_sampler.neighbours import BUSY, STALE_S, Neighbours
 
 MODEL = "tiny/llama"
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+from tests.clock import Clock
+
 from tinsmith_trainer.snapshots import SnapshotPolicy
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def policy(clock, **before):
