@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def load(path: Path | None, data_dir: Path | None) -> Config:
 
 def run(name: str, path: Path | None, data_dir: Path | None, main: Main) -> int:
     """Run ``main`` to its end; the exit code, which is 2 when it could not look."""
+    # Also where a script has started us in the background, with this signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         loaded = load(path, data_dir)
         logs.configure(loaded.logs, service=name, instance=name)
