@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads starve the services under test
@@ -27,6 +29,21 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """What a test configures is of the whole process, and the next one's is none of its own."""
+    was_configured, level = structlog.is_configured(), logging.getLogger().level
+    yield
+    if structlog.is_configured() and not was_configured:
+        root = logging.getLogger()
+        ours = structlog.stdlib.ProcessorFormatter
+        root.handlers[:] = [one for one in root.handlers if not isinstance(one.formatter, ours)]
+        root.setLevel(level)
+        logging.captureWarnings(capture=False)
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ class Tenant:
 
         self.types = types
         service = tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key)
-        self.model = service.create_lora_training_client(name, rank=rank, **options)
+        self.model = service.create_lora_training_client(name, rank=rank, **options).result()
 
     def send(self, data, loss="cross_entropy"):
         """Sends a step; the futures of its two halves."""

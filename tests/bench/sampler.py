@@ -50,7 +50,7 @@ class Served:
         import tinker
 
         self._service = tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key)
-        self._client = self._service.create_sampling_client(base_model=shaped.NAME)
+        self._client = self._service.create_sampling_client(base_model=shaped.NAME).result()
         self.pid = server.pid
 
     def close(self):

@@ -75,7 +75,9 @@ class Through:
         self.types = T
         service = tinker.ServiceClient(base_url=server.base_url, api_key=server.api_key)
         name = "HuggingFaceTB/SmolLM2-135M-Instruct"
-        self.model = service.create_lora_training_client(name, rank=RANK, train_unembed=False)
+        self.model = service.create_lora_training_client(
+            name, rank=RANK, train_unembed=False
+        ).result()
         self.data = [
             T.Datum(
                 model_input=T.ModelInput.from_ints(row[:-1].tolist()),

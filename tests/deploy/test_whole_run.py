@@ -57,7 +57,7 @@ def train_and_sample(client, installation, trainer):
     model = new_model(client)
     step(model)
     saved = model.save_state("kept").result().path
-    sampler = model.save_weights_and_get_sampling_client()
+    sampler = model.save_weights_and_get_sampling_client().result()
     drawn = sampler.sample(PROBE.model_input, 2, T.SamplingParams(max_tokens=4, seed=3))
     assert len(drawn.result().sequences) == 2
     before = probe(model)
@@ -76,7 +76,7 @@ def train_whole(client):
     model = client.create_lora_training_client(f"{MODEL}:full").result()
     model.forward_backward([X, Y], "cross_entropy").result()
     model.optim_step(T.AdamParams(learning_rate=1e-3)).result()
-    sampler = model.save_weights_and_get_sampling_client()
+    sampler = model.save_weights_and_get_sampling_client().result()
     assert len(sampler.compute_logprobs(PROBE.model_input).result()) == PROBE.model_input.length
 
 

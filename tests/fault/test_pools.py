@@ -29,7 +29,7 @@ class Learner:
 
     def __init__(self, service, seed):
         self._service = service
-        self._model = service.create_lora_training_client(MODEL, rank=4, seed=seed)
+        self._model = service.create_lora_training_client(MODEL, rank=4, seed=seed).result()
         self.token = None
 
     def look(self):
@@ -45,7 +45,7 @@ class Learner:
 
     def saved(self, name):
         path = self._model.save_weights_for_sampler(name).result(PATIENCE_S).path
-        return Version(self.token, self._service.create_sampling_client(model_path=path))
+        return Version(self.token, self._service.create_sampling_client(model_path=path).result())
 
 
 class Version:
@@ -118,7 +118,7 @@ def test_every_answer_is_of_its_version_while_versions_advance_and_a_sampler_die
     killed, stays = [cluster.started(*one) for one in begun]
     instances = killed.instance, stays.instance
     service = clients(cluster.server(gateway))
-    base = service.create_sampling_client(base_model=MODEL)
+    base = service.create_sampling_client(base_model=MODEL).result()
     (untrained,) = draw(base, PROMPTS[0]).result(PATIENCE_S).sequences
     learners = [Learner(service, seed) for seed in range(ADAPTERS)]
     choose = random.Random(0)
@@ -159,7 +159,7 @@ def test_one_that_is_told_to_stop_leaves_nothing_to_wait_for(new_cluster, client
     leaving, stays = [cluster.started(*one) for one in begun]
     instance = leaving.instance
     service = clients(cluster.server(gateway))
-    base = service.create_sampling_client(base_model=MODEL)
+    base = service.create_sampling_client(base_model=MODEL).result()
     params = T.SamplingParams(max_tokens=100, stop=[])
     asked = [base.sample(T.ModelInput.from_ints([5 + n, 6, 7]), 2, params) for n in range(30)]
     until(lambda: instance in answered_by(cluster), "its first answer")

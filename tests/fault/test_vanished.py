@@ -23,9 +23,9 @@ import tinker
 from tinker import types as T
 
 service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
-model = service.create_lora_training_client(sys.argv[3], rank=8)
+model = service.create_lora_training_client(sys.argv[3], rank=8).result()
 print(model.get_info().model_id, flush=True)
-sampler = service.create_sampling_client(base_model=sys.argv[3])
+sampler = service.create_sampling_client(base_model=sys.argv[3]).result()
 params = T.SamplingParams(max_tokens=480, stop=[])
 prompt = T.ModelInput.from_ints([5, 6, 7])
 asked = [sampler.sample(prompt, 64, params) for _ in range(int(sys.argv[4]))]

@@ -51,8 +51,10 @@ def test_a_run_through_two_workers_goes_on_when_one_is_killed(new_cluster, clien
     killed.optim_step(T.AdamParams(learning_rate=1e-2)).result()
     until(lambda: len(workers(gateway)) == 2 and len(listeners(gateway)) == 3, "another worker")
     losses += [step(killed) for _ in range(STEPS // 2)]
-    drawn = killed.save_weights_and_get_sampling_client().sample(
-        T.ModelInput.from_ints([5, 6, 7]), 1, T.SamplingParams(max_tokens=4)
+    drawn = (
+        killed.save_weights_and_get_sampling_client()
+        .result()
+        .sample(T.ModelInput.from_ints([5, 6, 7]), 1, T.SamplingParams(max_tokens=4))
     )
     undisturbed = [step(spared) for _ in range(STEPS // 2)]
 

@@ -291,7 +291,7 @@ async def test_a_server_tells_of_both_parts_in_its_pings(server):
     def work(client):
         model = new_model(client)
         step(model)
-        sampler = model.save_weights_and_get_sampling_client()
+        sampler = model.save_weights_and_get_sampling_client().result()
         step(model)
         draw(sampler)
 
@@ -306,10 +306,10 @@ async def test_a_model_that_is_trained_whole_is_scored_while_its_weights_are_the
     def work(client):
         model = new_whole_model(client)
         step(model, lr=1e-3)
-        old = model.save_weights_and_get_sampling_client()
+        old = model.save_weights_and_get_sampling_client().result()
         step(model, lr=1e-3)
         draw(old)  # these weights are gone, so that nothing could be told apart
-        draw(model.save_weights_and_get_sampling_client())
+        draw(model.save_weights_and_get_sampling_client().result())
 
     load = await told(server, WHOLE, work)
 

@@ -71,7 +71,7 @@ def whole_run(client, run):
     model = new_whole_model(client)
     for _ in range(2):
         train(model, T.AdamParams(learning_rate=1e-5), 1)
-        sampled(model.save_weights_and_get_sampling_client())
+        sampled(model.save_weights_and_get_sampling_client().result())
     return model.get_info().model_id
 
 

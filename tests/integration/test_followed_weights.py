@@ -63,7 +63,7 @@ def scoring(sampler):
 def rl_step(server, model, number):
     """One step, a new sampling client, and what it and the trainer make of the same text."""
     train(model, ADAM, 1)
-    sampler = model.save_weights_and_get_sampling_client()
+    sampler = model.save_weights_and_get_sampling_client().result()
     if number == TRAINER_DIES_AT:
         old = server.pids["trainer:full"]
         server.kill("trainer:full")
@@ -121,7 +121,7 @@ def test_in_bfloat16_changes_travel_and_an_older_client_keeps_its_weights(server
         for _ in range(3):
             model.forward_backward([X, Y], "cross_entropy").result()
             model.optim_step(slow).result()
-            samplers.append(model.save_weights_and_get_sampling_client())
+            samplers.append(model.save_weights_and_get_sampling_client().result())
             drawn.append(sampled(samplers[-1]))
         again = sampled(samplers[0])  # its version has been replaced: it comes from files
         run = model.model_id

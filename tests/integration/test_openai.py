@@ -30,7 +30,7 @@ def tokenizer(model_folder):
 
 @pytest.fixture
 def base(client):
-    return client.create_sampling_client(base_model=MODEL)
+    return client.create_sampling_client(base_model=MODEL).result()
 
 
 def drawn(sampler, prompt, n=1, **params):
@@ -144,7 +144,9 @@ def test_saved_weights_are_a_model_of_their_own(ai, client, tokenizer):
     for _ in range(4):
         step(model)
     path = model.save_weights_for_sampler("for-openai").result().path
-    expected = drawn(client.create_sampling_client(model_path=path), chat_prompt(tokenizer))
+    expected = drawn(
+        client.create_sampling_client(model_path=path).result(), chat_prompt(tokenizer)
+    )
     answer = ai.chat.completions.create(messages=CHAT, **{**DRAW, "model": path})
 
     assert answer.choices[0].message.content == text_of(tokenizer, expected[0].tokens)

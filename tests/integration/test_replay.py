@@ -247,7 +247,7 @@ def test_the_command_replays_a_run_of_the_unmodified_client(server, client):
         step(model, data)
         step(neighbour, data)
     path = model.save_state("kept").result().path
-    loaded = client.create_training_client_from_state_with_optimizer(path)
+    loaded = client.create_training_client_from_state_with_optimizer(path).result()
     step(loaded)
 
     for run, states in ((model, 4), (loaded, 2)):

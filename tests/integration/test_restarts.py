@@ -54,7 +54,7 @@ def test_a_run_whose_processes_are_killed_ends_as_if_nothing_had_happened(
 
 @pytest.mark.timeout(200)
 def test_a_sample_survives_the_death_of_its_sampler(fragile_server, fragile_client):
-    base = fragile_client.create_sampling_client(base_model="tiny/llama")
+    base = fragile_client.create_sampling_client(base_model="tiny/llama").result()
     prompt, params = T.ModelInput.from_ints([5, 6, 7]), T.SamplingParams(max_tokens=64, stop=[])
     seeded = params.model_copy(update={"seed": 4})
     before = base.sample(prompt, 1, seeded).result().sequences[0].tokens

@@ -18,7 +18,7 @@ def sample(sampler, n=1, **params):
 
 @pytest.fixture
 def base(client):
-    return client.create_sampling_client(base_model="tiny/llama")
+    return client.create_sampling_client(base_model="tiny/llama").result()
 
 
 def test_a_seed_repeats_itself_and_samples_differ(base):
@@ -49,7 +49,7 @@ def test_sampled_logprobs_are_the_trainers(client):
     model = new_model(client)
     for _ in range(3):
         step(model)
-    sampler = model.save_weights_and_get_sampling_client()
+    sampler = model.save_weights_and_get_sampling_client().result()
     (drawn,) = sample(sampler, stop=[], max_tokens=16)
     tokens = [5, 6, 7, 8, *drawn.tokens]
     scored = sampler.compute_logprobs(T.ModelInput.from_ints(tokens)).result()
@@ -63,7 +63,7 @@ def test_a_named_sampler_keeps_the_weights_it_was_saved_with(client):
     model = new_model(client)
     step(model)
     path = model.save_weights_for_sampler("frozen").result().path
-    frozen = client.create_sampling_client(model_path=path)
+    frozen = client.create_sampling_client(model_path=path).result()
     before = frozen.compute_logprobs(PROMPT).result()
     for _ in range(3):
         step(model)
@@ -76,7 +76,7 @@ def test_adapters_and_the_base_are_served_side_by_side(client, base):
     model = new_model(client)
     for _ in range(4):
         step(model)
-    trained = model.save_weights_and_get_sampling_client()
+    trained = model.save_weights_and_get_sampling_client().result()
     alone = [sample(sampler, temperature=0.0)[0].tokens for sampler in (base, trained)]
     futures = [
         sampler.sample(PROMPT, 1, T.SamplingParams(max_tokens=8, temperature=0.0))
@@ -93,7 +93,7 @@ def test_a_one_token_prompt_has_nothing_to_score(base):
 
 def test_an_ephemeral_sampler_is_not_a_checkpoint(client):
     model = new_model(client)
-    model.save_weights_and_get_sampling_client()
+    model.save_weights_and_get_sampling_client().result()
     model.save_state("listed").result()
     rest = client.create_rest_client()
     listed = rest.list_checkpoints(model.model_id).result().checkpoints

@@ -40,8 +40,10 @@ def whole_server(tmp_path_factory, model_folder):
 def session(server):
     """A client whose models are released at the end: the trainer holds one at a time."""
     clients = connect(server)
-    yield next(clients)
-    next(clients, None)
+    try:
+        yield next(clients)
+    finally:
+        next(clients, None)
 
 
 def new_model(client, base=WHOLE, **options):
@@ -149,14 +151,16 @@ def test_samplers_give_the_trainers_logprobs(whole_server):
         base = probe(model)
         train(model, ADAM, 3)
         named = model.save_weights_for_sampler("one").result().path
-        first, wanted = client.create_sampling_client(model_path=named), probe(model)
+        first, wanted = client.create_sampling_client(model_path=named).result(), probe(model)
         assert np.abs(base - wanted).max() > 0.1
         np.testing.assert_allclose(sampled(first), wanted, rtol=0, atol=1e-4)
         train(model, ADAM, 1)
-        later = model.save_weights_and_get_sampling_client()  # there is room for one of them
+        later = (
+            model.save_weights_and_get_sampling_client().result()
+        )  # there is room for one of them
         np.testing.assert_allclose(sampled(later), probe(model), rtol=0, atol=1e-4)
         np.testing.assert_allclose(sampled(first), wanted, rtol=0, atol=1e-4)
-        untrained = client.create_sampling_client(base_model=WHOLE)
+        untrained = client.create_sampling_client(base_model=WHOLE).result()
         np.testing.assert_allclose(sampled(untrained), base, rtol=0, atol=1e-4)
 
 
@@ -184,7 +188,7 @@ def test_a_draw_names_its_weights_and_can_be_seeded(whole_server):
     with session(whole_server) as client:
         model = new_model(client)
         train(model, ADAM, 1)
-        sampler = model.save_weights_and_get_sampling_client()
+        sampler = model.save_weights_and_get_sampling_client().result()
         params = T.SamplingParams(max_tokens=12, seed=3, stop=[])
         prompt = T.ModelInput.from_ints([5, 6, 7])
         drawn = [sampler.sample(prompt, 2, params).result().sequences for _ in range(2)]

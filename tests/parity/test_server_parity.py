@@ -45,7 +45,11 @@ def sides(
 ) -> Iterator[tuple[ClientTenant, Script]]:
     """A fresh model, and a script on the adapter that the server saved of it."""
     clients = servers.connect(server)
-    model = next(clients).create_lora_training_client(servers.MODEL, rank=request.param, seed=SEED)
+    model = (
+        next(clients)
+        .create_lora_training_client(servers.MODEL, rank=request.param, seed=SEED)
+        .result()
+    )
     model.save_state("initial").result()
     adapter = exported(server, request.param, tmp_path)
     yield (

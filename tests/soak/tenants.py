@@ -53,7 +53,7 @@ class Tenant:
         from tinker import types as T
 
         if self._drawn is None or self.steps % DRAW_EVERY == 0:
-            self._drawn = model.save_weights_and_get_sampling_client()
+            self._drawn = self._waited(model.save_weights_and_get_sampling_client())
         prompt = [self._rng.randrange(5, 200) for _ in range(6)]
         params = T.SamplingParams(max_tokens=8, stop=[], seed=self._rng.randrange(1 << 30))
         asked = self._drawn.sample(T.ModelInput.from_ints(prompt), SAMPLES, params)

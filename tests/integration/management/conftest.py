@@ -43,8 +43,7 @@ def tinker():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tinker
-
-        yield tinker
+    return tinker
 
 
 @pytest.fixture

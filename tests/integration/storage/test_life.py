@@ -124,9 +124,8 @@ def rest(installation):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tinker
-
-        server = installation.server
-        yield tinker.RestClient(base_url=server.base_url, api_key=server.api_key)
+    server = installation.server
+    return tinker.RestClient(base_url=server.base_url, api_key=server.api_key)
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ from tinsmith.config import LogsConfig
 
 @pytest.fixture
 def stream():
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield io.StringIO()
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
-    logging.captureWarnings(capture=False)
+    return io.StringIO()
 
 
 def configured(stream, **config):
