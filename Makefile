@@ -15,7 +15,7 @@ CLIENTS := $(foreach version,$(shell cat tests/compat/versions.txt tests/compat/
 # One thread each: spinning OpenMP threads starve the other services on a small machine.
 ENV    := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: demo test test-slow test-fault soak test-parity test-gpu test-clients clients-table test-cookbook cookbook test-dashboard test-sglang sglang check bench bench-log bench-trainer bench-tenants bench-gateway bench-sampler bench-weights bench-followed bench-checkpoint study-lora help clean proto
+.PHONY: demo test test-slow test-fault soak test-parity test-gpu test-clients clients-table test-cookbook cookbook test-dashboard test-sglang sglang envs check bench bench-log bench-trainer bench-tenants bench-gateway bench-sampler bench-weights bench-followed bench-checkpoint study-lora help clean proto
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -60,6 +60,8 @@ test-sglang: $(STAMP) $(SGLANG)/.ready ## the SGLang engine, on a real SGLang se
 	@$(ENV) $(BIN)/python -m pytest -q tests/sglang
 
 sglang: $(SGLANG)/.ready ## the environment that SGLang runs in on a machine without a GPU
+
+envs: $(STAMP) $(CLIENTS) $(COOKBOOK)/.ready $(SGLANG)/.ready ## all that the tests of others' software run in
 
 check: $(STAMP) ## lint, types, import rules, sizes, spelling
 	@$(BIN)/ruff check .
