@@ -62,12 +62,35 @@ def test_the_rows_from_which_on_nothing_changes_are_found():
 
 
 def test_a_kernel_that_changes_in_tall_products_keeps_to_blocks():
-    w = torch.ones(3, 3)
-
     def product(x):
         return x * (2 if x.shape[1] > BLOCK else 1)
 
-    assert linear_kernels._measure(product, w) == RowRange(1, is_open=False)
+    assert linear_kernels._range(product, 3) == RowRange(1, is_open=False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_hides_no_other_order_of_adding_up(shape):
+    """Rounding shows one in thousands of sums that differ; of sums that cancel, most."""
+    x, w = linear_kernels._cancelling(BLOCK, *shape)
+    product = FrozenLinear(w)
+    whole = product(x[None])
+
+    assert whole.abs().max() < 1e-4 * x.abs().sum()
+    for count in (1, 2, 3, 5, 9, 17, 31):
+        assert torch.equal(product(x[None, :count]), whole[:, :count])
+
+
+def test_a_kernel_that_adds_up_one_row_otherwise_is_found_in_bfloat16(monkeypatch):
+    def product(x, w):
+        terms = x.float().unsqueeze(-2) * w.float()
+        exact = terms.double().sum(-1)
+        return (terms.sum(-1) if x.shape[1] == 1 else exact).to(torch.bfloat16)
+
+    monkeypatch.setattr(linear_kernels, "_product", lambda w, _: lambda x: product(x, w))
+    monkeypatch.setattr(linear_kernels, "_laid_out", lambda w: w)
+    w = weight((8, 576), torch.bfloat16)
+
+    assert linear_kernels._of_bfloat16(w, None).least == 2
 
 
 @pytest.mark.parametrize("is_open", [True, False])
