@@ -113,8 +113,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     context_length: Annotated[int, Meta(ge=1)] | None = None
     """Longest sequence in tokens; unset: what the model's own configuration says."""
     quantization: Quantization = "none"
-    """``nf4`` or ``int8``: hold the linear layers of the base in 4 or 8 bits; adapters stay
-    float32, and products are computed in ``dtype``. Needs ``tinsmith[quantised]``."""
+    """``nf4`` or ``int8``: hold the linear layers and experts of the base in 4 or 8 bits; adapters
+    stay float32, and products are computed in ``dtype``. Needs ``tinsmith[quantised]``."""
     full: bool = False
     """Train all weights too, under the name with ``:full`` behind it, in a trainer of its own. It
     takes the memory of six to ten copies of the model; see ``docs/full.md``."""

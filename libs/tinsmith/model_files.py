@@ -41,6 +41,8 @@ _QUANTISED_BYTES = {
     "nf4": 0.5 + (1 + 4 / 256) / 64,  # a byte of scale for 64 weights, itself scaled by 256
     "int8": 1.01,  # a float32 of scale for each row
 }
+_FLOATS = {"embed_tokens", "lm_head", "gate", "router"}
+"""Modules whose weights stay floats in a quantised base."""
 _PACKED = {"_blocks": 2, "_scales": 0}
 """Weights in one stored byte of the 4-bit form in which gpt-oss is published."""
 
@@ -95,15 +97,23 @@ class ModelFiles:
         }
 
     def weight_bytes(self, dtype: str, quantization: Quantization = "none") -> int:
-        """The size of the loaded weights. Embedding and unembedding are never quantised."""
+        """The size of the loaded weights."""
         total = 0.0
         for name, shape in self.shapes.items():
             packed = [count for suffix, count in _PACKED.items() if name.endswith(suffix)]
             each = _BYTES[dtype]
-            if len(shape) == 2 and not {"embed_tokens", "lm_head"} & set(name.split(".")):
+            if _is_quantised(name, shape):
                 each = _QUANTISED_BYTES.get(quantization, each)
             total += prod(shape) * each * (packed[0] if packed else 1)
         return int(total)
+
+
+def _is_quantised(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a quantised base holds this tensor in codes: a linear layer's, or all experts'."""
+    parts = set(name.split("."))
+    if len(shape) == 3:
+        return "experts" in parts
+    return len(shape) == 2 and not name.endswith("bias") and not parts & _FLOATS
 
 
 def find(source: str) -> ModelFiles:
@@ -139,11 +149,10 @@ def check_quantization(files: ModelFiles, quantization: Quantization, *, device:
     """Raises StartupError when the model cannot be held in this form."""
     if quantization == "none":
         return
-    if files.has_experts:
+    if files.stored_form == "mxfp4":
         raise StartupError(
-            f"quantization: {quantization!r} holds linear layers, and most weights of "
-            f"{files.family} are experts, which are none; set quantization to none and dtype to "
-            "bfloat16"
+            f"quantization: {quantization!r} would round what {files.folder} stores in mxfp4 once "
+            "more; set quantization to none, or get the weights in bfloat16"
         )
     try:
         import bitsandbytes  # noqa: F401  # type: ignore[import-untyped,unused-ignore]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from tinsmith.messages.ops import OptimStep
 from tinsmith_trainer import base_model, frozen
 from tinsmith_trainer.environment import base_blake3
+from tinsmith_trainer.packed_experts import PackedExperts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +35,17 @@ def dense(folder: Path, device: str, place: Path) -> Path:
         if isinstance(module, nn.Linear):
             weight = frozen.weight_of(module, torch.float32)
             model.get_submodule(name).weight.data = weight.cpu().clone()
+        if isinstance(module, PackedExperts):
+            model.get_parameter(name).data = torch.stack([one.cpu() for one in module])
     model.save_pretrained(place)
     return place
 
 
-def test_nf4_is_the_dense_model_of_its_values_and_steps_as_that_does(folders, device, tmp_path):
-    folder = folders["llama"]
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_nf4_is_the_dense_model_of_its_values_and_steps_as_that_does(
+    folders, device, tmp_path, family
+):
+    folder = folders[family]
     small = adapted(folder, device, quantization="nf4")
     floats = adapted(dense(folder, device, tmp_path), device)
 

@@ -20,6 +20,8 @@ FORMS = [
     *((family, "none", "float32", 1e-5) for family in tiny_model.FAMILIES),
     ("llama", "nf4", "float32", 1e-5),
     ("qwen3", "int8", "float32", 1e-5),
+    ("qwen3_moe", "nf4", "float32", 1e-5),
+    ("gpt_oss", "int8", "float32", 1e-5),
     ("llama", "none", "bfloat16", 0.1),
     ("qwen3_moe", "none", "bfloat16", 0.3),
 ]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from tinsmith.errors import StartupError
-from tinsmith_sampler import attention
+from tinsmith_sampler import attention, experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -45,8 +45,10 @@ def load_model(
             "serve it with SGLang"
         )
     model.requires_grad_(False)  # noqa: FBT003  torch's signature
-    if quantization == "none":  # layers of bitsandbytes are there, and may not be moved
+    if quantization == "none":
         model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
+    else:  # layers of bitsandbytes are there, and may not be moved
+        _round_experts(model, quantization)
     model.eval()  # type: ignore[no-untyped-call]
     return cast("PreTrainedModel", model)
 
@@ -61,16 +63,37 @@ def make_dense(model: PreTrainedModel, dtype: torch.dtype) -> None:
         if isinstance(module, torch.nn.Linear) and not module.weight.is_floating_point():
             dense = torch.nn.Linear(1, 1, bias=False)
             dense.in_features, dense.out_features = module.in_features, module.out_features
-            dense.weight = torch.nn.Parameter(_dequantised(module).to(dtype), requires_grad=False)
+            dense.weight = torch.nn.Parameter(
+                _dequantised(module.weight).to(dtype), requires_grad=False
+            )
             dense.bias = module.bias
             model.set_submodule(name, dense)
 
 
-def _dequantised(linear: torch.nn.Linear) -> torch.Tensor:
-    weight: Any = linear.weight
+def _round_experts(model: PreTrainedModel, quantization: Quantization) -> None:
+    """Give experts, which bitsandbytes leaves alone, the values that the trainer's codes have."""
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    for module in model.modules():
+        for matrix in (experts.GATE_UP, experts.DOWN):
+            weight = getattr(module, matrix, None)
+            if not isinstance(weight, torch.nn.Parameter):
+                continue
+            is_transposed = cast("Any", module).is_transposed
+            for W_OI in weight.data.transpose(1, 2) if is_transposed else weight.data:
+                held = W_OI.cpu().contiguous()
+                codes = (
+                    Params4bit(held, quant_type="nf4", compress_statistics=True)
+                    if quantization == "nf4"
+                    else Int8Params(held, requires_grad=False)
+                )
+                W_OI.copy_(_dequantised(codes.to(weight.device)))
+
+
+def _dequantised(weight: Any) -> torch.Tensor:  # noqa: ANN401 - of bitsandbytes' two kinds
     if weight.dtype == torch.int8:  # the largest magnitude of a row is stored as 127
         scales: torch.Tensor = weight.SCB
-        return linear.weight.data * (scales[:, None] / 127)
+        return weight.data * (scales[:, None] / 127)  # type: ignore[no-any-return]
     from bitsandbytes.functional import dequantize_4bit
 
     dense: torch.Tensor = dequantize_4bit(weight.data, weight.quant_state)

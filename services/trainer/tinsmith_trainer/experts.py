@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tinsmith_trainer.packed_experts import PackedExperts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -31,14 +33,25 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"
 class Bank(NamedTuple):
     """The frozen weights of all experts for one product."""
 
-    W_EOI: Tensor
+    weight: Tensor | PackedExperts  # [E, O, I], or [E, I, O] if it is transposed
+    is_transposed: bool
     bias: Tensor | None  # [E, O]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """E, O, I."""
+        experts, rows, columns = self.weight.shape
+        return (experts, columns, rows) if self.is_transposed else (experts, rows, columns)
+
+    def of_expert(self, expert: int) -> Tensor:
+        """One expert's matrix [O, I]: a view, or made anew from codes."""
+        return self.weight[expert].T if self.is_transposed else self.weight[expert]
 
 
 def is_experts(module: nn.Module) -> bool:
     """Whether this is a module of transformers that holds all experts of a layer."""
     weight = getattr(module, GATE_UP, None)
-    return isinstance(weight, nn.Parameter) and weight.ndim == 3
+    return isinstance(weight, nn.Parameter | PackedExperts) and len(weight.shape) == 3
 
 
 class LoraExperts(nn.Module):
@@ -51,10 +64,9 @@ class LoraExperts(nn.Module):
         self.active = active
 
     def bank(self, matrix: str) -> Bank:
-        """The frozen weights of ``gate_up_proj`` or ``down_proj``, as views [E, O, I]."""
-        weight = getattr(self.base, matrix)
+        """The frozen weights of ``gate_up_proj`` or ``down_proj``."""
         bias = getattr(self.base, f"{matrix}_bias") if self.base.has_bias else None
-        return Bank(weight.transpose(1, 2) if self.base.is_transposed else weight, bias)
+        return Bank(getattr(self.base, matrix), self.base.is_transposed, bias)
 
     def forward(self, x_TH: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """What the chosen experts make of each token, weighted: float [T, H].
@@ -113,10 +125,10 @@ class _AdaptedExperts(torch.autograd.Function):
         scale: float,
     ) -> Tensor:
         factors = None if A is None or B is None else _Factors.of(A, B, len(counts), x_SI.dtype)
-        y_SO = x_SI.new_empty(len(x_SI), bank.W_EOI.shape[1])
+        y_SO = x_SI.new_empty(len(x_SI), bank.size[1])
         h_SR = x_SI.new_empty(len(x_SI), 0 if factors is None else factors.A_ERI.shape[1])
         for e, rows in _spans(counts):
-            torch.mm(x_SI[rows], bank.W_EOI[e].T, out=y_SO[rows])
+            torch.mm(x_SI[rows], bank.of_expert(e).T, out=y_SO[rows])
             if bank.bias is not None:
                 y_SO[rows] += bank.bias[e]
             if factors is not None:
@@ -136,7 +148,7 @@ class _AdaptedExperts(torch.autograd.Function):
         for e, rows in _spans(ctx.counts):
             g_NO = grad_SO[rows]
             if grad_SI is not None:
-                torch.mm(g_NO, ctx.bank.W_EOI[e], out=grad_SI[rows])
+                torch.mm(g_NO, ctx.bank.of_expert(e), out=grad_SI[rows])
             if factors is None or grads is None:
                 continue
             g_NR = (g_NO @ factors.B_EOR[e]).mul_(ctx.scale)

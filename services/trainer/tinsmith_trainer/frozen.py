@@ -1,4 +1,4 @@
-"""The weight of a frozen linear layer, however it is stored: dense, 4-bit NF4 or 8-bit.
+"""The weight of a frozen matrix, however it is stored: dense, 4-bit NF4 or 8-bit.
 
 Quantised weights are turned back into the dtype of the pass for one product and let go again, in
 the forward pass and once more in the backward pass: nothing dense is ever kept. That is what
@@ -19,6 +19,8 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tinsmith.model_files import Quantization
+
 _INT8_STEP = 1 / 127
 """bitsandbytes stores a row of int8 with the largest magnitude of the row."""
 
@@ -33,15 +35,47 @@ def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Tensor:
     weight: Any = linear.weight
     if weight.is_floating_point():
         return weight  # type: ignore[no-any-return]
-    if weight.dtype == torch.int8:
+    if weight.dtype == torch.int8 and weight.SCB is None:
         # bitsandbytes' own forward pass takes the scales away from the weight.
         state: Any = linear.state
-        scales_O: Tensor = state.SCB if weight.SCB is None else weight.SCB
-        return (linear.weight.data * (scales_O[:, None] * _INT8_STEP)).to(dtype)
+        return _from_int8(weight.data, state.SCB, dtype)
+    return dense(weight, dtype)
+
+
+def quantised(W_OI: Tensor, quantization: Quantization, device: torch.device) -> nn.Parameter:
+    """A matrix of floats on the host as codes on ``device``: what ``dense`` turns back."""
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    whole: Any = (
+        Params4bit(W_OI, quant_type="nf4", compress_statistics=True)
+        if quantization == "nf4"
+        else Int8Params(W_OI, requires_grad=False)
+    )
+    return whole.to(device)  # type: ignore[no-any-return]  # this is what quantises
+
+
+def dense(codes: Any, dtype: torch.dtype) -> Tensor:  # noqa: ANN401 - of bitsandbytes' two kinds
+    """The matrix [O, I] that ``codes`` stand for."""
+    if codes.dtype == torch.int8:
+        return _from_int8(codes.data, codes.SCB, dtype)
     from bitsandbytes.functional import dequantize_4bit
 
-    dense: Tensor = dequantize_4bit(weight.data, weight.quant_state)
-    return dense.to(dtype)
+    floats: Tensor = dequantize_4bit(codes.data, codes.quant_state)
+    return floats.to(dtype)
+
+
+def scales(codes: Any) -> Tensor:  # noqa: ANN401 - as above
+    """What ``codes`` are multiplied by, as bytes [n]."""
+    if codes.dtype == torch.int8:
+        found = [codes.SCB]
+    else:
+        state = codes.quant_state
+        found = [state.absmax, state.offset, state.state2.absmax]
+    return torch.cat([one.detach().cpu().reshape(-1).view(torch.uint8) for one in found])
+
+
+def _from_int8(codes_OI: Tensor, scales_O: Tensor, dtype: torch.dtype) -> Tensor:
+    return (codes_OI * (scales_O[:, None] * _INT8_STEP)).to(dtype)
 
 
 def frozen_linear(x: Tensor, linear: nn.Linear) -> Tensor:

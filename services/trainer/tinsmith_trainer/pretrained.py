@@ -29,10 +29,12 @@ def load(
     disable_progress_bar()  # type: ignore[no-untyped-call]
     source = str(files.folder)
     form: dict[str, object] = {}
-    config = files.loader_form(str(dtype).removeprefix("torch."), quantization)
+    # A mixture is quantised afterwards: see ``quantising``.
+    while_loading: Quantization = "none" if files.has_experts else quantization
+    config = files.loader_form(str(dtype).removeprefix("torch."), while_loading)
     if config is not None:
         form["quantization_config"] = AutoQuantizationConfig.from_dict(config)
-    if quantization != "none":  # bitsandbytes quantises where the weights are to be
+    if while_loading != "none":  # bitsandbytes quantises where the weights are to be
         form["device_map"] = {"": device}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -48,5 +50,12 @@ def load(
             f"its config.json, such as {absent[0]}; get a complete copy"
         )
     frozen: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
-    # Layers of bitsandbytes may not be moved.
-    return frozen if quantization != "none" else frozen.to(device)  # type: ignore[arg-type]
+    if while_loading != "none":  # layers of bitsandbytes are there, and may not be moved
+        return frozen
+    if quantization != "none":
+        from tinsmith_trainer import quantising
+
+        quantising.quantise(frozen, quantization, device)
+    else:
+        frozen.to(device)  # type: ignore[arg-type]  # its decorator hides the signature
+    return frozen

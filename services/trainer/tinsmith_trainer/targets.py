@@ -113,5 +113,5 @@ def _linear(name: str, module: nn.Module) -> Target:
 
 def _experts(adapted: experts.LoraExperts) -> Iterator[Target]:
     for matrix in (experts.GATE_UP, experts.DOWN):
-        count, out_features, in_features = adapted.bank(matrix).W_EOI.shape
+        count, out_features, in_features = adapted.bank(matrix).size
         yield Target(f"{adapted.name}.{matrix}", in_features, out_features, count)

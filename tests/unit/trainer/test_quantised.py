@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.unit.trainer import references
 from tests.unit.trainer.examples import cross_entropy, logprobs, random_datum
 from torch import nn
@@ -19,6 +21,7 @@ from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model, frozen
 from tinsmith_trainer.engine import TrainingEngine
 from tinsmith_trainer.environment import base_blake3
+from tinsmith_trainer.packed_experts import PackedExperts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +63,8 @@ def dense_copy(base: base_model.BaseModel, folder: Path) -> nn.Module:
     for name, module in base.model.named_modules():
         if isinstance(module, nn.Linear):
             model.get_submodule(name).weight.data = frozen.weight_of(module, torch.float32).clone()
+        if isinstance(module, PackedExperts):
+            model.get_parameter(name).data = torch.stack([*module])
     return model
 
 
@@ -81,14 +86,16 @@ def test_a_step_on_an_nf4_base_is_that_of_peft_on_the_same(any_folder: Path, tmp
         assert done.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_numbers_are_those_of_a_dense_model_with_the_quantised_weights(
-    tiny_llama: Path, tmp_path: Path, quantization: str
+    tmp_path: Path, family: str, quantization: str
 ):
-    base = load(tiny_llama, quantization)
-    dense = dense_copy(base, tiny_llama)
+    folder = tiny_model.build(tmp_path / "base", family=family)
+    base = load(folder, quantization)
+    dense = dense_copy(base, folder)
     engine = engine_on(base)
-    model = references.peft_model(dense, engine, tmp_path)
+    model = references.peft_model(dense, engine, tmp_path / "adapter")
 
     done = engine.forward_backward("m", cross_entropy(*DATA))
     references.cross_entropy_of(model, DATA).backward()
@@ -132,10 +139,42 @@ def test_in_bfloat16_adapters_and_their_gradients_are_float32(tiny_llama: Path, 
     assert adapter.gradient.isfinite().all()
 
 
-def test_quantised_experts_are_refused_before_loading(tmp_path: Path):
-    folder = tiny_model.build(tmp_path, family="qwen3_moe")
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_are_near_their_floats_and_small(tmp_path: Path, family: str):
+    folder = tiny_model.build(tmp_path, family=family)
+    dense, packed = base_model.load(str(folder), name="tiny").model, load(folder, "nf4").model
+    for name, module in packed.named_modules():
+        if isinstance(module, PackedExperts):
+            floats = dense.get_parameter(name)
+            error = (torch.stack([*module]) - floats).norm() / floats.norm()
+            codes = sum(one.nbytes for one in module.parameters())
 
-    with pytest.raises(StartupError, match=r"quantization: 'nf4' .* qwen3_moe are experts"):
+            assert 0.01 < error < 0.12  # what NF4 leaves of normal numbers: 0.09
+            assert codes * 8 == floats.nbytes
+    assert sum(isinstance(module, PackedExperts) for module in packed.modules()) == 4
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_experts_that_differ_in_their_scales_alone_are_another_base(
+    tmp_path: Path, quantization: str
+):
+    folder = tiny_model.build(tmp_path, family="qwen3_moe")
+    before = base_blake3(load(folder, quantization))
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    twice = {name: 2 * one if "experts" in name else one for name, one in tensors.items()}
+    save_file(twice, file, metadata={"format": "pt"})
+
+    assert base_blake3(load(folder, quantization)) != before
+
+
+def test_what_is_stored_in_four_bits_is_not_rounded_again(tmp_path: Path):
+    folder = tiny_model.build(tmp_path, family="gpt_oss")
+    config = json.loads((folder / "config.json").read_bytes())
+    form = {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config | form))
+
+    with pytest.raises(StartupError, match=r"quantization: 'nf4' would round .* in bfloat16"):
         load(folder, "nf4")
 
 
