@@ -1,14 +1,18 @@
-"""A trainer of two ranks: when either of them is killed both are gone, and the run goes on."""
+"""A trainer of two ranks: when either of them is killed both are gone, and the run goes on.
+
+Once it is started by itself, and once by torchrun, with the base in shards.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.fault.cluster import PATIENCE_S, last_state, records, until
+from tests.fault.cluster import PATIENCE_S, READY_PATIENCE_S, last_state, records, until
 from tests.integration.steps import datum, new_model
 from tinker import types as T
 
@@ -85,3 +89,39 @@ def test_ranks_start_and_stop_together(new_cluster, clients):
     assert is_gone(second)
     assert refused.process.wait(PATIENCE_S) == 2
     assert "trainer.mixing: passes of 2 ranks are one model's each" in refused.log.read_text()
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "9")
+
+
+def workers(torchrun):
+    """The ranks that torchrun runs now, by rank; empty while it has none."""
+    found = {}
+    for pid in followers(torchrun):
+        with suppress(OSError):
+            said = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            ranks = [int(one.removeprefix(b"RANK=")) for one in said if one.startswith(b"RANK=")]
+            found |= dict.fromkeys(ranks, pid)
+    return found
+
+
+def test_torchrun_starts_all_ranks_again_when_one_has_died(new_cluster, clients):
+    cluster = new_cluster(trainer=TRAINER.replace("ranks = 2", 'sharding = "weights"'))
+    (gateway,) = cluster.start("gateway")
+    torchrun = cluster.run([*TORCHRUN, "-m", "tinsmith", "trainer"], "torchrun")
+    until(lambda: torchrun.events("ready"), "the first start", READY_PATIENCE_S)
+    client = clients(cluster.server(gateway))
+    killed, spared = new_model(client), new_model(client)
+    before = workers(torchrun)
+    promised = send_steps(killed)
+    promised[0].result()  # so that the rest is under way
+    os.kill(before[1], signal.SIGKILL)
+    until(lambda: all(map(is_gone, before.values())), "the end of both")
+
+    assert losses(promised) == losses(send_steps(spared))
+    assert len({last_state(cluster.log(model.model_id)) for model in (killed, spared)}) == 1
+    after = workers(torchrun)
+    assert after.keys() == {0, 1}
+    torchrun.process.terminate()
+    until(lambda: all(map(is_gone, after.values())), "the end of all")
+    assert torchrun.events("stopped")[-1]["instance"] == torchrun.instance

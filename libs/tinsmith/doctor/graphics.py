@@ -75,6 +75,8 @@ def _judged(subject: Subject, found: Sequence[Gpu]) -> Finding:
         if files is None or subject.setting("trainer", "device", model) == "cpu":
             continue
         need = files.weight_bytes(model.dtype, model.quantization)
+        if subject.setting("trainer", "sharding", model) == "weights":
+            need //= int(subject.setting("trainer", "ranks", model))
         if need > largest:
             return fail(
                 "gpu",

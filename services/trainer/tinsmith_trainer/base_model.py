@@ -6,6 +6,7 @@ path is reported at once.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,9 @@ from tinsmith.errors import ConfigError, StartupError
 from tinsmith_trainer import pretrained
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     import torch
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
@@ -50,6 +54,8 @@ class BaseModel:
     device: torch.device
     softcap: float | None = None
     """Logits z are softcap * tanh(z / softcap), as in the Gemma family; None: they are not."""
+    gathered_output: Callable[[], AbstractContextManager[None]] = nullcontext
+    """The unembedding has its whole weight in the block, wherever that is in shards."""
 
 
 def load(  # noqa: PLR0913 - what the configuration says of one model
@@ -62,12 +68,14 @@ def load(  # noqa: PLR0913 - what the configuration says of one model
     context_length: int | None = None,
     tokenizer_id: str | None = None,
     pass_tokens: int = 0,
+    shards: int = 1,
 ) -> BaseModel:
     """Load ``source``, a folder in Hugging Face format or a hub id, to be served as ``name``.
 
     ``quantization`` holds the linear layers in 4 or 8 bits, for all adapters together; they
     compute in ``dtype``. ``context_length`` may lower the model's own limit. There must be room
-    for the weights and for a pass over ``pass_tokens``.
+    for the weights and for a pass over ``pass_tokens``. With ``shards`` the device will have one of
+    so many; all weights are on the host then, to be taken apart.
 
     Raises:
         StartupError: files are missing or damaged, the architecture is unknown, there is no such
@@ -79,7 +87,11 @@ def load(  # noqa: PLR0913 - what the configuration says of one model
 
     where = find_device(device)
     model_files.check_quantization(files, quantization, device=where.type)
-    _check_room(files, name, dtype, quantization, where, pass_tokens)
+    if shards > 1:
+        _check_room_of_shard(files, name, dtype, where, pass_tokens, shards)
+        where = torch.device("cpu")
+    else:
+        _check_room(files, name, dtype, quantization, where, pass_tokens)
     model = pretrained.load(files, getattr(torch, dtype), quantization, where)
     config = model.config.get_text_config()
     info = BaseModelInfo(
@@ -124,7 +136,7 @@ def _check_room(
         f"for passes of {pass_tokens} tokens": pass_tokens * _bytes_per_token(files, dtype),
     }
     is_whole = whole.is_whole(name)
-    can_quantise = quantization != "nf4" and not files.has_experts and not is_whole
+    can_quantise = quantization != "nf4" and files.stored_form is None and not is_whole
     if is_whole:
         needs["for training all weights in float32"] = _WHOLE_COPIES * files.weight_bytes("float32")
     on_gpu = device.type == "cuda"
@@ -138,6 +150,34 @@ def _check_room(
     ]
     remedy = ", ".join(filter(None, remedies)).removeprefix("or ")
     memory.check_room(name, needs, free, place=str(device), remedy=remedy)
+    if quantization != "none" and files.has_experts:  # see ``quantising``
+        needs = {f"for weights in {dtype}, before they are quantised": files.weight_bytes(dtype)}
+        host = memory.available_bytes()
+        memory.check_room(name, needs, host, place="the host", remedy="serve a smaller model")
+
+
+def _check_room_of_shard(
+    files: ModelFiles,
+    name: str,
+    dtype: DTypeName,
+    device: torch.device,
+    pass_tokens: int,
+    shards: int,
+) -> None:
+    import torch
+
+    weights = files.weight_bytes(dtype)
+    needs = {f"for weights in {dtype}, until they are shards": weights}
+    host = memory.available_bytes()
+    memory.check_room(name, needs, host, place="the host", remedy="serve a smaller model")
+    if device.type == "cuda":
+        needs = {
+            f"for one of {shards} shards of weights in {dtype}": weights // shards,
+            f"for passes of {pass_tokens} tokens": pass_tokens * _bytes_per_token(files, dtype),
+        }
+        remedy = "use more ranks, lower microbatch_tokens, or serve a smaller model"
+        free = torch.cuda.mem_get_info(device)[0]
+        memory.check_room(name, needs, free, place=str(device), remedy=remedy)
 
 
 def _bytes_per_token(files: ModelFiles, dtype: DTypeName) -> int:

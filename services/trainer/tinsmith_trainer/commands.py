@@ -43,6 +43,10 @@ class Advance(Command, frozen=True):
     model_id: str
 
 
+class Join(Command, frozen=True):
+    """A pass of the first rank alone, without a gradient: the others gather its weights."""
+
+
 class Step(Command, frozen=True):
     """``TrainingEngine.optim_step``."""
 
@@ -60,7 +64,7 @@ class Stop(Command, frozen=True):
     """There is nothing more to do."""
 
 
-AnyCommand = Create | Restore | Begin | Advance | Step | Drop | Stop
+AnyCommand = Create | Restore | Begin | Advance | Join | Step | Drop | Stop
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(AnyCommand).decode

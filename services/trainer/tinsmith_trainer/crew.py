@@ -1,5 +1,7 @@
 """The other ranks of a trainer: processes that the first rank starts, and that end with it.
 
+Where torchrun has started the ranks it ends them too, and there is nobody to start here.
+
 A rank that ends before it was told to ends the trainer at once, whatever that is doing: nothing can
 be computed without it, and the broker's log has all that is needed to go on.
 """
@@ -49,11 +51,11 @@ class Crew:
         """Starts them; they load the model and wait for the first rank."""
         self._folder = tempfile.TemporaryDirectory(prefix="tinsmith-ranks-")
         meeting = str(Path(self._folder.name) / "meeting")
-        self.seat = Seat(0, trainer.ranks, meeting)
+        self.seat = _seat(0, trainer.ranks, meeting)
         """Of the first rank."""
         self._is_ready = self._is_over = False
         self._ranks = [
-            _started(Orders(Seat(rank, trainer.ranks, meeting), model, trainer, logging))
+            _started(Orders(_seat(rank, trainer.ranks, meeting), model, trainer, logging))
             for rank in range(1, trainer.ranks)
         ]
         for rank, process in enumerate(self._ranks, start=1):
@@ -98,6 +100,11 @@ class Crew:
         os._exit(lifeline.EXIT_STARTUP if is_startup else lifeline.EXIT_FAILED)
 
 
+def _seat(rank: int, ranks: int, meeting: str) -> Seat:
+    """On the one machine of all."""
+    return Seat(rank, ranks, meeting, place=rank, beside=ranks)
+
+
 def _started(orders: Orders) -> subprocess.Popen[bytes]:
     parent = os.getpid()
     process = subprocess.Popen(
@@ -112,13 +119,38 @@ def _started(orders: Orders) -> subprocess.Popen[bytes]:
     return process
 
 
+class Others:
+    """The other ranks where torchrun has started all: a crew that is somebody else's care."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        """Of the first rank."""
+
+    def ready(self) -> None:
+        """All have met."""
+
+    def dismiss(self, engine: TrainingEngine) -> None:
+        """Tell them to stop."""
+        engine.close()
+
+    def __enter__(self) -> Others:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whoever started them ends them all when one of them has failed."""
+
+
 def main() -> int:
-    """One rank, from its start to its end; its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the first rank decides when to end
-    lifeline.tie_to_parent()
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    """One rank that a crew has started; its exit code."""
+    return follow(msgspec.json.decode(sys.stdin.buffer.read(), type=Orders))
+
+
+def follow(orders: Orders) -> int:
+    """One rank, not the first, from its start to its end; its exit code."""
     seat = orders.seat
+    if seat.meeting:  # torchrun, while it starts ranks, ends them by signals
+        _leave_signals_to_the_first()
+    lifeline.tie_to_parent()
     logs.configure(orders.logs, service="trainer", instance=f"rank-{seat.rank}")
     from tinsmith_trainer.following import Follower
     from tinsmith_trainer.loading import load
@@ -129,9 +161,16 @@ def main() -> int:
     except StartupError as error:
         logs.report("trainer", error)
         return lifeline.EXIT_STARTUP
+    _leave_signals_to_the_first()
     if isinstance(engine, RankedEngine):
         Follower(engine).run()
     return lifeline.EXIT_OK
+
+
+def _leave_signals_to_the_first() -> None:
+    """It decides when to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tinsmith_trainer import commands
-from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Restore, Step, Stop
+from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Join, Restore, Step, Stop
 from tinsmith_trainer.parts import Past
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Follower:
                 passes = self._under_way.pop(model_id)
                 if next(passes, None) is not None:
                     self._under_way[model_id] = passes
+            case Join():
+                self._engine.join(with_gradient=False)
             case Drop(model_id):
                 self._abandon(model_id)
                 self._engine.drop(model_id)

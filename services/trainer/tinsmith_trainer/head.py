@@ -48,8 +48,7 @@ class OutputHead:
     def __init__(self, linear: nn.Linear, *, softcap: float | None = None) -> None:
         """``softcap``: logits z become softcap * tanh(z / softcap), as in the Gemma family."""
         self._softcap = softcap
-        self._W_VH = linear.weight
-        self._bias_V = linear.bias
+        self._linear = linear  # and not its weight, which is another one when it was in shards
         fitting = _CHUNK_LOGITS[linear.weight.device.type] // linear.out_features
         self._chunk = max(_CHUNK_TOKENS, fitting)
 
@@ -98,7 +97,7 @@ class OutputHead:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Ranges of tokens and their logits, float32 [C, V], each valid until the next."""
         tokens = len(hidden_NH)
-        buffer = hidden_NH.new_empty(min(self._chunk, tokens), len(self._W_VH))
+        buffer = hidden_NH.new_empty(min(self._chunk, tokens), self._linear.out_features)
         for start in range(0, tokens, self._chunk):
             rows = slice(start, min(start + self._chunk, tokens))
             h_CH = hidden_NH[rows]
@@ -106,9 +105,9 @@ class OutputHead:
 
     def _logits(self, h_CH: Tensor, low_rank: _LowRank | None, out: Tensor) -> Tensor:
         """float32 [C, V]; in ``out`` itself if that is float32."""
-        torch.mm(h_CH, self._W_VH.T, out=out)
-        if self._bias_V is not None:
-            out += self._bias_V
+        torch.mm(h_CH, self._linear.weight.T, out=out)
+        if self._linear.bias is not None:
+            out += self._linear.bias
         if low_rank is not None:
             low_rank.add_product(h_CH, out)
         logits_CV = out.float()
@@ -123,7 +122,7 @@ class OutputHead:
         return 1 - (logits_CV / self._softcap).square()
 
     def _backward(self, h_GH: Tensor, low_rank: _LowRank | None, grad_GV: Tensor) -> Tensor:
-        grad_GH = grad_GV @ self._W_VH
+        grad_GH = grad_GV @ self._linear.weight
         if low_rank is not None:
             low_rank.backward(h_GH, grad_GV, grad_GH)
         return grad_GH

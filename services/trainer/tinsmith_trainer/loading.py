@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tinsmith import model_files
+from tinsmith import model_files, whole
 from tinsmith.cores import threads
 from tinsmith.errors import StartupError
 from tinsmith.metrics import devices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from tinsmith.config import ModelConfig
+    from tinsmith_trainer.base_model import BaseModel
     from tinsmith_trainer.config import TrainerConfig
     from tinsmith_trainer.engine import TrainingEngine
     from tinsmith_trainer.ranks import Ranks
     from tinsmith_trainer.seat import Seat
+    from tinsmith_trainer.sharded_base import ShardedBase
 
 MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
 
@@ -44,31 +49,80 @@ def load(
     devices.tell(torch.cuda)
     device = base_model.find_device(config.device)
     tokens = config.microbatch_tokens or MICROBATCH_TOKENS[device.type]
-    if seat is not None:
-        _take(seat, device)
-    base = base_model.load(
-        model.source,
-        name=model.name,
-        dtype=model.dtype,
-        quantization=model.quantization,
-        device=config.device,
-        context_length=model.context_length,
-        tokenizer_id=model.tokenizer,
-        pass_tokens=tokens,
-    )
-    environment = describe(base, microbatch_tokens=tokens, ranks=1 if seat is None else seat.size)
+    size = 1 if seat is None else seat.size
+    is_sharded = _is_sharded(model, config, size)
+
+    def loaded() -> tuple[BaseModel, dict[str, str]]:
+        base = base_model.load(
+            model.source,
+            name=model.name,
+            dtype=model.dtype,
+            quantization=model.quantization,
+            device=config.device,
+            context_length=model.context_length,
+            tokenizer_id=model.tokenizer,
+            pass_tokens=tokens,
+            shards=size if is_sharded else 1,
+        )
+        told = describe(replace(base, device=device), microbatch_tokens=tokens, ranks=size)
+        return base, told
+
     if seat is None:
+        base, environment = loaded()
         engine = TrainingEngine(base, microbatch_tokens=tokens, checkpointing=config.checkpointing)
         return engine, environment
+    _take(seat, device)
     from tinsmith_trainer.ranked_engine import RankedEngine
     from tinsmith_trainer.ranks import Ranks
 
     ranks = Ranks(seat, device)
-    _check_alike(ranks, environment)
-    return (
-        RankedEngine(base, ranks, microbatch_tokens=tokens, checkpointing=config.checkpointing),
-        environment,
+    base, environment, sharded = (
+        _in_shards(ranks, device, loaded) if is_sharded else (*loaded(), None)
     )
+    _check_alike(ranks, environment)
+    engine = RankedEngine(
+        base,
+        ranks,
+        microbatch_tokens=tokens,
+        checkpointing=config.checkpointing,
+        sharded=sharded,
+    )
+    return engine, environment
+
+
+def _is_sharded(model: ModelConfig, config: TrainerConfig, size: int) -> bool:
+    """Raises StartupError for what cannot be."""
+    if config.sharding == "none":
+        return False
+    if size == 1:
+        why, remedy = "there is one rank, which holds all", "set trainer.ranks to 2 or more"
+    elif model.quantization != "none":
+        why = f"weights in {model.quantization} cannot be taken apart"
+        remedy = 'set quantization to "none"'
+    elif whole.is_whole(model.name):
+        why, remedy = "all weights are trained, by every rank", "train adapters"
+    else:
+        return True
+    raise StartupError(f'trainer.sharding: {model.name}: {why}; {remedy}, or sharding to "none"')
+
+
+def _in_shards(
+    ranks: Ranks, device: torch.device, load: Callable[[], tuple[BaseModel, dict[str, str]]]
+) -> tuple[BaseModel, dict[str, str], ShardedBase]:
+    """What ``load`` returns, taken apart; by one rank after the other.
+
+    A machine has room for all weights once, and not once for each of its ranks.
+    """
+    from tinsmith_trainer.sharded_base import ShardedBase, mesh_of
+
+    mesh = mesh_of(ranks, device)
+
+    def taken_apart() -> tuple[BaseModel, dict[str, str], ShardedBase]:
+        base, environment = load()
+        sharded = ShardedBase(base, ranks, mesh)
+        return sharded.base, environment, sharded
+
+    return ranks.in_turn(taken_apart)
 
 
 def _take(seat: Seat, device: torch.device) -> None:
@@ -77,11 +131,11 @@ def _take(seat: Seat, device: torch.device) -> None:
 
     if device.type != "cuda":
         return
-    if seat.size > (count := torch.cuda.device_count()):
+    if seat.beside > (count := torch.cuda.device_count()):
         raise StartupError(
-            f"trainer.ranks: {seat.size} ranks need a GPU each, and torch finds {count}; lower it"
+            f"trainer.ranks: {seat.beside} ranks need a GPU each, and torch finds {count}; lower it"
         )
-    torch.cuda.set_device(seat.rank)
+    torch.cuda.set_device(seat.place)
 
 
 def _check_alike(ranks: Ranks, environment: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinsmith.messages.ops import LoraShape
 from tinsmith_trainer.adapters import Adapter
 from tinsmith_trainer.head import OutputHead
-from tinsmith_trainer.kept import kept_storages
+from tinsmith_trainer.kept import addresses, kept_storages
 from tinsmith_trainer.lora import ActiveAdapter, Group
 from tinsmith_trainer.microbatch import PAD, MicroBatch
 from tinsmith_trainer.parts import Made, frames
@@ -63,14 +63,15 @@ class Passes:
     def _score(self, rows: _Rows, hidden_BTH: Tensor, gradient_BTH: Tensor | None) -> Outcome:
         part, batch = rows.part, rows.batch
         try:
-            scores = self._head.score(
-                hidden_BTH[rows.where].detach()[rows.real_BT],
-                batch.targets_NK,
-                batch.terms,
-                rows.pairs.get(self.targets.unembed.name),
-                with_gradient=part.with_gradient,
-                prepare=batch.prepare,
-            )
+            with self._base.gathered_output():
+                scores = self._head.score(
+                    hidden_BTH[rows.where].detach()[rows.real_BT],
+                    batch.targets_NK,
+                    batch.terms,
+                    rows.pairs.get(self.targets.unembed.name),
+                    with_gradient=part.with_gradient,
+                    prepare=batch.prepare,
+                )
             made = Made(batch.split(scores), rows.frame if rows.is_beside else None)
         except Exception as exc:  # noqa: BLE001 - handed to the one whose loss it is
             return exc
@@ -82,7 +83,7 @@ class Passes:
         """What autograd keeps of a pass over ``tokens``, with every matrix adapted."""
         shape = LoraShape(rank=1)
         adapter = Adapter.fresh(shape, self.targets.of(shape), self._base.device)
-        weights = {p.untyped_storage().data_ptr() for p in self._base.model.parameters()}
+        weights = addresses(self._base.model.parameters())
         ids_BT = torch.zeros((1, tokens), dtype=torch.int64, device=self._base.device)
         with self._active.use(adapter.pairs), kept_storages() as kept:
             self._base.backbone(input_ids=ids_BT, use_cache=False)

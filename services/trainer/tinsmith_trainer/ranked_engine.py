@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from tinsmith_trainer import commands
-from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Restore, Step, Stop
+from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Join, Restore, Step, Stop
 from tinsmith_trainer.engine import TrainingEngine
 from tinsmith_trainer.parts import NEW, Past
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from tinsmith.messages.ops import (
@@ -25,8 +29,11 @@ if TYPE_CHECKING:
     )
     from tinsmith_trainer.base_model import BaseModel
     from tinsmith_trainer.commands import Command
+    from tinsmith_trainer.datums import Example
     from tinsmith_trainer.parts import Made, Outcome, Part
     from tinsmith_trainer.ranks import Ranks
+    from tinsmith_trainer.sharded_base import ShardedBase
+    from tinsmith_trainer.trainable import Trainable
 
     Passes = Generator[Part, Made | None, ForwardBackwardDone]
 
@@ -41,11 +48,15 @@ class RankedEngine(TrainingEngine):
         *,
         microbatch_tokens: int = 4096,
         checkpointing: bool = False,
+        sharded: ShardedBase | None = None,
     ) -> None:
+        """``sharded`` is what gathers the weights of ``base``, if they are in shards."""
         super().__init__(
             base, microbatch_tokens=microbatch_tokens, checkpointing=checkpointing, team=ranks
         )
         self.ranks = ranks
+        self.ranks.idle = lambda part: self.join(with_gradient=part.with_gradient)
+        self._sharded = sharded
 
     def create(
         self, model_id: str, lora: LoraShape, optimizer: OptimizerFamily = "adamw"
@@ -98,6 +109,17 @@ class RankedEngine(TrainingEngine):
         """See ``can_join``."""
         return [None for _ in parts]
 
+    def rescore(self, tenant: Trainable, example: Example) -> NDArray[np.float32]:
+        """As its base class; the first rank asks for it alone."""
+        if self._sharded is not None:
+            self._tell(Join())
+        return super().rescore(tenant, example)
+
+    def join(self, *, with_gradient: bool) -> None:
+        """Have a part in a pass that other ranks make: that of the weights which lie here."""
+        with self._round(with_gradient=with_gradient):
+            pass
+
     def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
         """As its base class, on all ranks; they must come to the same weights."""
         self._tell(Step(model_id, op))
@@ -118,6 +140,15 @@ class RankedEngine(TrainingEngine):
     def close(self) -> None:
         """The other ranks end."""
         self._tell(Stop())
+
+    def _alone(self, part: Part) -> Made:
+        with self._round(with_gradient=part.with_gradient):
+            return super()._alone(part)
+
+    def _round(self, *, with_gradient: bool) -> AbstractContextManager[None]:
+        if self._sharded is None:
+            return nullcontext()
+        return self._sharded.round(with_gradient=with_gradient)
 
     def _tell(self, command: Command) -> None:
         if self.ranks.is_first:

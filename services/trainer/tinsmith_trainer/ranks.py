@@ -24,6 +24,7 @@ from tinsmith.lifeline import EXIT_FAILED
 from tinsmith.messages.base import Failed
 from tinsmith.messages.failures import to_exception, to_failed
 from tinsmith.messages.ops import Frame
+from tinsmith_trainer.meeting import store_of
 from tinsmith_trainer.microbatch import Scored
 from tinsmith_trainer.parts import Made
 
@@ -61,13 +62,13 @@ class Ranks:
         """Waits for all others."""
         self.rank = seat.rank
         self.size = seat.size
+        self.idle: Callable[[Part], None] = lambda _: None
+        """What a rank does that has no part of its own, with the first one."""
         self._shared: Exception | None = None  # the last error that all ranks know of
         self._log = structlog.get_logger("tinsmith.ranks").bind(rank=seat.rank)
-        # They share a machine, and what they say is nobody else's business.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=dist.FileStore(seat.meeting, seat.size),  # type: ignore[attr-defined]  # it is public
+            store=store_of(seat, _FOREVER),
             rank=seat.rank,
             world_size=seat.size,
             timeout=_FOREVER,
@@ -102,6 +103,15 @@ class Ranks:
         self._collective(dist.all_gather, said, mine)
         return [one.numpy()[: int(n)].tobytes() for one, n in zip(said, sizes, strict=True)]
 
+    def in_turn(self, call: Callable[[], R]) -> R:
+        """What ``call`` returns, which one rank after the other makes; it may not fail."""
+        for _ in range(self.rank):
+            self.exchange(b"next")
+        done = call()
+        for _ in range(self.rank, self.size):
+            self.exchange(b"next")
+        return done
+
     def agreed(self, call: Callable[[], R]) -> R:
         """See ``Team``."""
         done, error = _tried(call)
@@ -110,9 +120,10 @@ class Ranks:
 
     def made(self, parts: Sequence[Part], make: Callable[[Part], Made]) -> list[Made]:
         """See ``Team``; a rank without a part waits for the others."""
-        mine, error = None, None
         if self.rank < len(parts):
             mine, error = _tried(lambda: make(parts[self.rank]))
+        else:
+            mine, error = _tried(lambda: self.idle(parts[0]))
         said = self._settled(_said_of(mine, error), error)
         return [_made_of(one, part) for one, part in zip(said, parts, strict=False)]
 
@@ -146,6 +157,10 @@ class Ranks:
             whole = list(mine.view(self.size, share).unbind(0))
             self._collective(dist.all_gather, whole, total)
             chunk.copy_(mine[: len(chunk)])
+
+    def gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> None:
+        """Fill ``whole`` with every rank's ``mine``, in their order."""
+        self._collective(dist.all_gather_single, whole, mine, group)
 
     def check_shared(self, error: Exception) -> None:
         """Ends the process for an error that this rank had alone: the others wait for it."""

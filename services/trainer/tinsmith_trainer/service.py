@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from tinsmith import ids, whole
+from tinsmith import ids, logs, whole
 from tinsmith.bus import Bus
 from tinsmith.errors import BrokerUnavailable, ConfigError, Fenced, Forgotten
+from tinsmith.lifeline import EXIT_STARTUP
 from tinsmith.messages import table
 from tinsmith.messages.registry import ServedModel
 from tinsmith.metrics import names as metrics
@@ -16,13 +18,15 @@ from tinsmith.service import run_service
 from tinsmith_trainer.canary import Canary
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.crew import Crew
+from tinsmith_trainer.crew import Crew, Orders, Others, follow
 from tinsmith_trainer.executor import Executor
 from tinsmith_trainer.holdings import Holdings
 from tinsmith_trainer.loading import load
 from tinsmith_trainer.ownership import Left, OwnedModel
 from tinsmith_trainer.patience import Patience, PatientWriter
 from tinsmith_trainer.recovery import Recovery
+from tinsmith_trainer.seat import given
+from tinsmith_trainer.shares import MOST_RANKS
 from tinsmith_trainer.snapshots import SnapshotPolicy
 from tinsmith_trainer.troubles import Troubles
 from tinsmith_trainer.workload import tell
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.holdings import Held
     from tinsmith_trainer.publishing import Publishing
     from tinsmith_trainer.recovery import Recovered
+    from tinsmith_trainer.seat import Seat
 
 PLACEMENT_WINDOW = 100_000  # models of one base model over all of its trainers
 
@@ -260,19 +265,33 @@ async def serve(context: ServiceContext) -> None:
     """Load the base model, announce it, train until ``context.stopping``."""
     config = context.config.section(TrainerConfig)
     model = context.config.model(config.model)
-    if config.ranks == 1:
+    seat = given(os.environ)
+    ranks = _ranks(config, seat)
+    if ranks == 1:
         await _serve(context, *await asyncio.to_thread(load, model, config))
         return
     if config.mixing == "mixed":
         raise ConfigError(
-            f"trainer.mixing: passes of {config.ranks} ranks are one model's each; set it to "
+            f"trainer.mixing: passes of {ranks} ranks are one model's each; set it to "
             '"auto" or "exact", or trainer.ranks to 1'
         )
-    with Crew(model, config, context.config.logs) as crew:
+    with Crew(model, config, context.config.logs) if seat is None else Others(seat) as crew:
         engine, environment = await asyncio.to_thread(load, model, config, crew.seat)
         crew.ready()
         await _serve(context, engine, environment)
         await asyncio.to_thread(crew.dismiss, engine)
+
+
+def _ranks(config: TrainerConfig, seat: Seat | None) -> int:
+    if seat is None:
+        return config.ranks
+    if config.ranks not in (1, seat.size):
+        raise ConfigError(
+            f"trainer.ranks: {config.ranks}, and torchrun has started {seat.size}; leave it out"
+        )
+    if seat.size > MOST_RANKS:
+        raise ConfigError(f"WORLD_SIZE: {seat.size} ranks are more than {MOST_RANKS}; use fewer")
+    return seat.size
 
 
 async def _serve(
@@ -317,7 +336,7 @@ async def _serve(
 
 def _is_mixed(config: TrainerConfig, environment: dict[str, str]) -> bool:
     if config.mixing == "auto":
-        return config.ranks == 1 and not environment["device"].startswith("cpu")
+        return environment["ranks"] == "1" and not environment["device"].startswith("cpu")
     return config.mixing == "mixed"
 
 
@@ -363,5 +382,13 @@ async def _announce(context: ServiceContext, engine: TrainingEngine) -> None:
 
 
 def main(config: Config) -> int:
-    """Run the trainer; its exit code."""
-    return run_service("trainer", serve, config)
+    """Run the trainer, or another rank of one than the first; its exit code."""
+    try:
+        seat = given(os.environ)
+    except ConfigError as error:
+        logs.report("trainer", error)
+        return EXIT_STARTUP
+    if seat is None or seat.rank == 0:
+        return run_service("trainer", serve, config)
+    settings = config.section(TrainerConfig)
+    return follow(Orders(seat, config.model(settings.model), settings, config.logs))

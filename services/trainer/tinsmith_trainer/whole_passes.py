@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from tinsmith_trainer.head import OutputHead
-from tinsmith_trainer.kept import kept_storages
+from tinsmith_trainer.kept import addresses, kept_storages
 from tinsmith_trainer.microbatch import MicroBatch
 from tinsmith_trainer.parts import Made
 
@@ -32,7 +32,6 @@ class TrainedHead(OutputHead):
 
     def __init__(self, linear: nn.Linear, parameters: Parameters, softcap: float | None) -> None:
         super().__init__(linear, softcap=softcap)
-        self._linear = linear
         self._parameters = parameters
         self._grads: tuple[Tensor, Tensor | None] | None = None
 
@@ -100,5 +99,5 @@ class WholePasses:
         ids_BT = torch.zeros((1, tokens), dtype=torch.int64, device=self._base.device)
         with self._parameters.trial(), kept_storages() as kept:
             self._base.backbone(input_ids=ids_BT, use_cache=False)
-            weights = {p.untyped_storage().data_ptr() for p in self._base.model.parameters()}
+            weights = addresses(self._base.model.parameters())
         return sum(size for pointer, size in kept.items() if pointer not in weights)

@@ -131,6 +131,17 @@ def test_driver_and_torch_must_go_together(monkeypatch, subject, torch, level):
     assert graphics.gpu(subject()).level == level
 
 
+def test_shards_need_only_their_part_of_each_gpu(monkeypatch, subject):
+    need = subject().models[0][1].files.weight_bytes("float32")
+    small = graphics.Gpu("small", "570.86", total=need - 1, free=need - 1)
+    monkeypatch.setattr(graphics, "look", lambda: ([small, small], ""))
+    monkeypatch.setattr(graphics, "torch_build", lambda: ("", None))
+    ranks = {"TINSMITH_TRAINER__RANKS": "2"}
+
+    assert graphics.gpu(subject(**ranks)).level == "fail"
+    assert graphics.gpu(subject(**ranks, TINSMITH_TRAINER__SHARDING="weights")).level == "ok"
+
+
 def test_nvidia_smi_that_fails_is_told(monkeypatch, tmp_path):
     script = tmp_path / "nvidia-smi"
     script.write_text("#!/bin/sh\necho 'driver mismatch' >&2\nexit 18\n")

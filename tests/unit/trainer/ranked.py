@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from tests.unit.trainer.examples import cross_entropy, datum, random_datum
+from torch.distributed.tensor import DTensor
 
 from tinsmith.config import LogsConfig, ModelConfig
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.ops import WHOLE, ForwardBackwardDone, LoraShape, OptimStep
+from tinsmith_trainer import losses
 from tinsmith_trainer.checkpoint_files import to_files
+from tinsmith_trainer.checkpointing import decoder_layers
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.crew import Crew
 from tinsmith_trainer.loading import load
@@ -24,14 +27,20 @@ from tinsmith_trainer.parts import NEW, Past
 from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from tinsmith.messages.ops import Datum
     from tinsmith_trainer.engine import TrainingEngine
 
 PATIENCE_S = 240
 TOKENS = 64  # of a pass
-BATCHES = ((40, 7, 23, 64, 33), (12,), (5, 60, 61), (50, 50), (3,), (9, 64, 2, 31, 30, 29, 64))
-"""Lengths of the datums of each step: more and fewer passes than ranks, and one alone."""
+BATCHES = ((40, 7, 23, 64, 33), (12,), (5, 60, 61), (50, -50), (3,), (9, 64, 2, 31, 30, 29, 64))
+"""Lengths of the datums of each step: more and fewer passes than ranks, and one alone.
+
+Those below zero have no weight: their passes have nothing to go back for."""
 ADAM = OptimStep(learning_rate=1e-3, eps=1e-4, grad_clip_norm=20.0, weight_decay=0.1)
 DIMUON = OptimStep(learning_rate=1e-3, eps=1e-4, optimizer="dimuon")
 
@@ -42,6 +51,8 @@ class Task(msgspec.Struct):
     folder: str
     name: str
     optimizer: str = "adamw"
+    sharding: str = "none"
+    checkpointing: bool = False
     files: dict[str, bytes] = {}
     """What the run goes on from; empty for a new model."""
     pasts: list[ForwardBackwardDone] = []
@@ -56,6 +67,10 @@ class Outcome(msgspec.Struct):
     states: list[str] = []
     refusals: list[str] = []
     files: dict[str, bytes] = {}
+    rescored: list[float] = []
+    """Log-probabilities that the first rank alone has asked for; of adapters."""
+    held_bytes: int = 0
+    """Of the base, on the first rank."""
 
 
 def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
@@ -67,10 +82,12 @@ def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
         shape = WHOLE if task.name.endswith(":full") else LoraShape(rank=4, seed=3)
         engine.create("m", shape, task.optimizer)
     for index, lengths in enumerate(BATCHES):
-        op = cross_entropy(*(random_datum(n, seed=n) for n in lengths))
+        op = cross_entropy(*map(_datum, lengths))
         past = Past.of(task.pasts[index]) if task.pasts else NEW
         out.refusals.append(_refused(engine))
         _abandon(engine)
+        if task.sharding != "none" and not task.pasts:
+            out.refusals += _failed(engine)
         out.done.append(engine.forward_backward("m", op, past))
         stepped = engine.optim_step("m", ADAM if task.optimizer == "adamw" else DIMUON)
         out.norms.append(stepped.metrics["grad_norm"])
@@ -78,8 +95,18 @@ def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
     probe = cross_entropy(random_datum(30, seed=1), forward_only=True)
     out.done.append(engine.forward_backward("m", probe))
     out.files = dict(to_files(engine.snapshot("m"), with_optimizer=True))
+    if not task.name.endswith(":full"):
+        (example,) = engine._examples(probe, *losses.chosen(probe.loss_fn, probe.loss_config))
+        out.rescored = engine.rescore(engine.tenant("m"), example).tolist()
     engine.drop("m")
+    out.held_bytes = sum(map(_held_bytes, _base(engine).parameters()))
     return out
+
+
+def _datum(length: int) -> Datum:
+    if length < 0:
+        return datum(range(-length), weights=[0.0] * -length)
+    return random_datum(length, seed=length)
 
 
 def _refused(engine: TrainingEngine) -> str:
@@ -100,6 +127,36 @@ def _abandon(engine: TrainingEngine) -> None:
     passes.close()
 
 
+def _failed(engine: TrainingEngine) -> Iterator[str]:
+    """Ops that fail on the first rank alone, in the middle of a layer's way down and up."""
+    op = cross_entropy(*(random_datum(n, seed=n) for n in (64, 64, 5)))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("on one rank")
+
+    def fail_on_the_way_back(_: object, __: object, output: Tensor) -> None:
+        output.register_hook(fail)
+
+    layer = decoder_layers(_base(engine))[1]
+    for handle in (
+        layer.register_forward_pre_hook(fail),
+        layer.register_forward_hook(fail_on_the_way_back),
+    ):
+        try:
+            engine.forward_backward("m", op)
+        except RuntimeError as error:
+            yield str(error)
+        handle.remove()
+
+
+def _base(engine: TrainingEngine) -> PreTrainedModel:
+    return engine._passes._base.model
+
+
+def _held_bytes(parameter: Tensor) -> int:
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).nbytes
+
+
 def on_two_ranks(tasks: Sequence[Task], where: Path) -> list[Outcome]:
     """``tasks``, which are of one model, by this file as a program; each with a repetition."""
     given, found = where / "tasks", where / "outcomes"
@@ -111,7 +168,7 @@ def on_two_ranks(tasks: Sequence[Task], where: Path) -> list[Outcome]:
 
 def on_one_rank(tasks: Sequence[Task]) -> list[Outcome]:
     """``tasks`` in this process."""
-    engine, environment = load(_model(tasks[0]), _settings(1))
+    engine, environment = load(_model(tasks[0]), _settings(tasks[0], 1))
     assert environment["ranks"] == "1"
     return [carry_out(engine, task) for task in tasks]
 
@@ -125,14 +182,21 @@ def _model(task: Task) -> ModelConfig:
     return ModelConfig(name=task.name, path=task.folder)
 
 
-def _settings(ranks: int) -> TrainerConfig:
-    return TrainerConfig(device="cpu", threads=1, microbatch_tokens=TOKENS, ranks=ranks)
+def _settings(task: Task, ranks: int) -> TrainerConfig:
+    return TrainerConfig(
+        device="cpu",
+        threads=1,
+        microbatch_tokens=TOKENS,
+        ranks=ranks,
+        sharding=task.sharding if ranks > 1 else "none",
+        checkpointing=task.checkpointing,
+    )
 
 
 def main(given: str, found: str) -> None:
     """Carry out the tasks in the file ``given`` on two ranks."""
     tasks = msgspec.msgpack.decode(Path(given).read_bytes(), type=list[Task])
-    model, settings, outcomes = _model(tasks[0]), _settings(2), []
+    model, settings, outcomes = _model(tasks[0]), _settings(tasks[0], 2), []
     with Crew(model, settings, LogsConfig()) as crew:
         engine, environment = load(model, settings, crew.seat)
         assert environment["ranks"] == "2"

@@ -93,7 +93,8 @@ def test_a_shared_pass_computes_what_each_model_computes_alone(fresh):
     for model_id, op in OPS.items():
         expected = alone.forward_backward(model_id, op)
         for ours, theirs in zip(scores(found[model_id]), scores(expected), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+            # Beside 1e-6, what float32 rounds off a number of this size.
+            np.testing.assert_allclose(ours, theirs, rtol=5e-7, atol=1e-6)
         assert found[model_id].metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
         ours, theirs = gradient(mixed, model_id), gradient(alone, model_id)
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-6

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch.distributed as dist
+from msgspec import structs
 from safetensors.numpy import load as read
 from tests.unit.trainer.examples import cross_entropy, logprobs, random_datum
-from tests.unit.trainer.ranked import Task, on_one_rank, on_two_ranks, repeated
+from tests.unit.trainer.ranked import BATCHES, PATIENCE_S, Task, on_one_rank, on_two_ranks, repeated
 
-from tinsmith.errors import InvalidRequest
+from tinsmith.config import ModelConfig
+from tinsmith.errors import ConfigError, InvalidRequest, StartupError
 from tinsmith.messages.ops import LoraShape
+from tinsmith.testing import tiny_model
+from tinsmith_trainer import seat
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.loading import load
+from tinsmith_trainer.meeting import agreed
 from tinsmith_trainer.parts import Past
+from tinsmith_trainer.seat import Seat
+from tinsmith_trainer.sharded_base import ShardedBase
 from tinsmith_trainer.shares import rounds
 
 if TYPE_CHECKING:
@@ -22,6 +34,8 @@ if TYPE_CHECKING:
 
     from tinsmith_trainer.engine import TrainingEngine
 
+WHOLE_BYTES = 64 * 4
+"""Of the last norm, which every rank has."""
 OPTIMIZERS = ("adamw", "dimuon")
 
 
@@ -106,6 +120,112 @@ def test_checkpoints_go_from_two_ranks_to_one_and_back(both: list[Runs]):
 
         check_near(of_two, of_one)
         check_near(runs.two_after_one, of_one)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("both", ["tiny"], ids=["lora"], indirect=True)
+def test_shards_change_no_bit_and_halve_what_a_rank_holds(both: list[Runs], tmp_path: Path):
+    plain = both[0]
+    task = structs.replace(plain.task, sharding="weights")
+    after_one = structs.replace(task, files=plain.one.files)
+    sharded, again, from_one, _ = on_two_ranks([task, after_one], tmp_path)
+
+    check_equal(sharded, plain.two)
+    check_equal(again, plain.two)
+    check_equal(from_one, plain.two_after_one)
+    check_near(sharded, plain.one)
+    assert sharded.rescored == plain.two.rescored
+    failures = [why for why in sharded.refusals if why not in plain.two.refusals]
+    assert failures == ["on one rank"] * 2 * len(BATCHES)
+    in_shards = plain.two.held_bytes - WHOLE_BYTES
+    assert sharded.held_bytes == in_shards // 2 + WHOLE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_shards_of_experts_and_of_an_output_layer_that_is_not_tied(tmp_path: Path):
+    folder = tiny_model.build(tmp_path / "model", family="qwen3_moe")
+    task = Task(str(folder), "tiny", sharding="weights", checkpointing=True)
+    (sharded, _) = on_two_ranks([task], tmp_path)
+
+    check_equal(on_one_rank([repeated(task, sharded)])[0], sharded)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "why"),
+    [
+        (1, {}, "there is one rank, which holds all; set trainer.ranks to 2 or more"),
+        (2, {"quantization": "nf4"}, "weights in nf4 cannot be taken apart"),
+        (2, {"name": "tiny:full"}, "all weights are trained, by every rank; train adapters"),
+    ],
+)
+def test_what_cannot_be_in_shards_is_refused(
+    tiny_llama: Path, ranks: int, model: dict[str, str], why: str
+):
+    given = ModelConfig(**({"name": "tiny", "path": str(tiny_llama)} | model))
+    settings = TrainerConfig(device="cpu", ranks=ranks, sharding="weights")
+    with pytest.raises(StartupError, match=f"trainer.sharding: tiny.*: {why}"):
+        load(given, settings, Seat(0, ranks, "nowhere") if ranks > 1 else None)
+
+
+class Full:
+    """A unit for which there is no memory, and ranks that are told of it."""
+
+    def reset_iter_state(self) -> None:
+        pass
+
+    def unshard(self) -> None:
+        raise MemoryError
+
+    def fail(self, why: str, **_: object) -> None:
+        raise SystemExit(why)
+
+
+def test_a_rank_that_cannot_join_in_a_round_ends_and_is_not_waited_for():
+    sharded = object.__new__(ShardedBase)
+    full: Any = Full()
+    sharded._ranks, sharded._root, sharded._units = full, full, [full]
+    sharded._down, sharded._up, sharded._is_tied = (0,), (), False
+
+    with (
+        pytest.raises(SystemExit, match="cannot join"),
+        sharded.round(with_gradient=False),
+    ):
+        raise MemoryError
+
+
+def test_torchrun_assigns_seats():
+    said = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+    meeting = {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+
+    assert seat.given(said | meeting) == Seat(9, 16, place=1, beside=8)
+    assert seat.given(said) is None
+    for wrong in ({"RANK": "16"}, {"LOCAL_RANK": "8"}, {"WORLD_SIZE": "all"}):
+        with pytest.raises(ConfigError, match="are no place among ranks"):
+            seat.given(said | meeting | wrong)
+
+
+def until_answered(store: dist.HashStore, tokens: list[str]) -> None:
+    """The second rank that is there now has read the last of ``tokens``, if there is one."""
+    deadline = time.monotonic() + PATIENCE_S
+    while tokens and store.get(f"{tokens[-1]}/1") in store.get(f"{tokens[-1]}/0").split():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_ranks_that_are_started_again_agree_on_keys_that_no_dead_one_has_used():
+    store, tokens = dist.HashStore(), []
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(3):
+            # The others come first, and find what was agreed on before.
+            others = [threads.submit(agreed, store, Seat(rank, 3)) for rank in (2, 1)]
+            until_answered(store, tokens)
+            first = threads.submit(agreed, store, Seat(0, 3))
+            tokens.append(first.result(PATIENCE_S))
+            assert {other.result(PATIENCE_S) for other in others} == {tokens[-1]}
+
+    assert len(set(tokens)) == 3
 
 
 @pytest.mark.parametrize("ranks", [-1, 0, 65])
