@@ -1,6 +1,6 @@
 """A model that is trained whole, and two samplers that follow every version of it.
 
-    python -m tests.bench.followed [--steps N] [--model ID] [--plot FILE] [--python SGLANG]
+    python -m tests.bench.followed [--steps N] [--model FOLDER] [--plot FILE] [--python SGLANG]
 
 Steps of reinforcement learning on all weights with AdamW, at rates from 1e-6 to 1e-5, each on rows
 that both samplers drew by the version before: the built-in engine and a real SGLang server, in
@@ -33,11 +33,12 @@ from tests.bench.plot import plot
 from tests.bench.weights import entropy
 from transformers import AutoModelForCausalLM
 
-from tinsmith import model_files
+from tinsmith import model_files, paths
 from tinsmith.blobs import BlobStore
 from tinsmith.broker import Broker
 from tinsmith.bus import Bus
 from tinsmith.config import BusConfig
+from tinsmith.demo import model as demo_model
 from tinsmith.messages.sampling import SamplingParams
 from tinsmith.messages.weights import PublishedVersion
 from tinsmith.paths import DataDir
@@ -94,17 +95,18 @@ class Trainer:
         old, self.bits = self.bits, self._rounded()
         return old
 
-    def logprobs(self, row):
-        """By the weights that were published."""
+    def logprobs(self, rows):
+        """Of each row's tokens, by the weights that were published."""
         kept = [one.detach().clone() for one in self.model.parameters()]
-        tokens = torch.tensor([[*PROMPT, *row.tokens.tolist()]])
+        tokens = torch.tensor([[*PROMPT, *row.tokens.tolist()] for row in rows])
         with torch.no_grad():
             for one in self.model.parameters():
                 one.copy_(one.bfloat16())
-            logits = self.model(tokens).logits[0, len(PROMPT) - 1 : -1]
+            logits = self.model(tokens).logits[:, len(PROMPT) - 1 : -1]
             for one, old in zip(self.model.parameters(), kept, strict=True):
                 one.copy_(old)
-        return logits.log_softmax(-1).gather(1, tokens[0, len(PROMPT) :, None])[:, 0].numpy()
+        chosen = logits.log_softmax(-1).gather(2, tokens[:, len(PROMPT) :, None])
+        return chosen[..., 0].numpy()
 
 
 def bound_bytes(old, new):
@@ -169,12 +171,11 @@ class Sampler:
         while self.follower._receiver._unchecked:
             await asyncio.sleep(0.05)
 
-    def figures(self, started, drawn, trainer):
+    def figures(self, started, apart):
         status = self.follower._receiver.status()
         assert status.mismatches == 0
-        apart = max(np.abs(row.logprobs - trainer.logprobs(row)).max() for row in drawn[:1])
         values = (status.stage_ms, status.pause_ms, self.still_ms)
-        values += ((self.active_at - started) * 1e3, float(apart))
+        values += ((self.active_at - started) * 1e3, apart)
         return {f"{self.name}_{key}": value for key, value in zip(OF_EACH, values, strict=True)}
 
 
@@ -203,20 +204,31 @@ async def run(bus, options):
         for sampler in samplers:
             held.push_async_callback(sampler.follower.close)
         version, _, _ = await published(publisher, trainer, samplers)
-        found = []
+        drawn, found = await drawn_by(samplers, version, 0), []
         for step in range(options.steps):
             rate = RATES[step * len(RATES) // options.steps]
-            drawn = [await sampler.draw(version, ROWS * step) for sampler in samplers]
-            row = {"rate": rate, "step": step}
-            old = await asyncio.to_thread(trainer.step, [*drawn[0], *drawn[1]], rate)
+            rows = [row for each in drawn for row in each]
+            old = await asyncio.to_thread(trainer.step, rows, rate)
             version, made, started = await published(publisher, trainer, samplers)
-            row |= coded(made, old, trainer.bits)
-            drawn = [await sampler.draw(version, 1) for sampler in samplers]
-            for sampler, rows in zip(samplers, drawn, strict=True):
-                row |= sampler.figures(started, rows, trainer)
+            row = {"rate": rate, "step": step} | coded(made, old, trainer.bits)
+            drawn = await drawn_by(samplers, version, ROWS * (step + 1))
+            apart = await asyncio.to_thread(differences, trainer, drawn)
+            for sampler, one in zip(samplers, apart, strict=True):
+                row |= sampler.figures(started, one)
             found.append(row)
             sys.stderr.write(f"{ {key: round(value, 6) for key, value in row.items()} }\n")
         return found
+
+
+async def drawn_by(samplers, version, seed):
+    return await asyncio.gather(*(sampler.draw(version, seed) for sampler in samplers))
+
+
+def differences(trainer, drawn):
+    """The most, of each sampler, between what it and the trainer say of its rows."""
+    rows = [row for each in drawn for row in each]
+    said = np.abs(np.stack([row.logprobs for row in rows]) - trainer.logprobs(rows))
+    return [float(one.max()) for one in np.split(said, len(drawn))]
 
 
 async def published(publisher, trainer, samplers):
@@ -260,11 +272,12 @@ def table(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--model", help="a folder; without it, the demo's model, which is fetched")
     parser.add_argument("--python", type=Path, default=default_python())
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    options.model = options.model or str(demo_model.fetch(paths.cache_dir()))
     with tempfile.TemporaryDirectory() as folder:
         options.folder = folder
         found = asyncio.run(on_a_broker(Path(folder), options))
@@ -274,7 +287,7 @@ def main():
             f"{name}_{key}" for name in ("torch", "sglang") for key in ("pause_ms", "active_ms")
         ]
         lines = {name: [row[name] for row in found] for name in (*names, "publish_ms")}
-        options.plot.write_text(plot(lines, f"{options.model}: ms per version", "step"))
+        options.plot.write_text(plot(lines, f"{Path(options.model).name}: ms per version", "step"))
 
 
 async def on_a_broker(folder, options):

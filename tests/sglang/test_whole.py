@@ -9,8 +9,8 @@ import signal
 import numpy as np
 import pytest
 from tests.sglang import running
-from tests.sglang.engines import EXACT
-from tests.sglang.wholes import Reached, Trained, engine, following
+from tests.sglang.engines import EXACT, Renewed
+from tests.sglang.wholes import Trained, engine, following
 from tests.unit.sampler.examples import prompt, row, scoring
 
 from tinsmith.errors import VersionUnmet
@@ -35,7 +35,7 @@ async def trained(bus, model):
 
 @pytest.fixture
 async def reached(whole_server):
-    return Reached(whole_server)
+    return Renewed(whole_server)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["same", "ulp", "set", "xor", "dense"]
 
 SAMPLE_PIECES = 8
 SAMPLE_PIECE = 1 << 14  # elements
-DENSE_FROM = 0.02  # share of changed elements below which a number for each is not worth trying
+DENSE_FROM = 0.15  # share of changed elements below which a number for each is not worth trying
 FEW = 2048  # changed elements that are looked at to choose between sparse forms
 
 

@@ -47,14 +47,19 @@ class EngineMemory(Provable, Protocol):
 
 
 @runtime_checkable
-class DistantMemory(Provable, Protocol):
-    """Memory of another process, which takes all that a version writes in one go."""
+class StagedMemory(Provable, Protocol):
+    """Memory that takes all that a version writes in one go: what can be done before is."""
 
     def stage(self, writes: Sequence[Write]) -> None:
-        """Bring these near, while the engine serves; WrongBits when that cannot be done."""
+        """Bring these near, while the engine serves.
+
+        Raises:
+            StorageFull: there is no room for them now.
+            WrongBits: it cannot be done.
+        """
 
     def swap(self) -> None:
-        """In a pause: write what was staged last, and read it back.
+        """In a pause: write what was staged last, and read single elements back.
 
         Raises:
             WrongBits: the memory does not hold it; parts of it may be written.

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from tinsmith.bus.chain import CutChain
-from tinsmith.errors import BrokerUnavailable, VersionUnmet
+from tinsmith.errors import BrokerUnavailable, StorageFull, VersionUnmet
 from tinsmith.messages.weights import WeightsStatus
 from tinsmith.weights.catchup import BrokenChain, Chronicle
 from tinsmith.weights.held import Held
-from tinsmith.weights.memory import DistantMemory
+from tinsmith.weights.memory import StagedMemory
 from tinsmith.weights.planes import plane
 from tinsmith.weights.receiving import Fetcher, Unusable
 from tinsmith.weights.state import WrongBits
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tinsmith.weights.held import Staging, Write
     from tinsmith.weights.memory import EngineMemory
 
-    Memory = EngineMemory | DistantMemory
+    Memory = EngineMemory | StagedMemory
     Route = tuple[WeightsStored, ...]
 
 log = structlog.get_logger(__name__)
@@ -202,7 +202,7 @@ class Receiver:
                 log.warning("version received another way", error=str(exc))
             except (WrongBits, DamagedStream) as exc:
                 await self._fence(exc)
-            except BrokerUnavailable as exc:
+            except (BrokerUnavailable, StorageFull) as exc:  # what is served stays as it is
                 log.warning("version not received", error=str(exc))
                 await asyncio.sleep(self._settings.retry_s)
 
@@ -261,7 +261,11 @@ class Receiver:
         staging = await self._stage(held, route)
         _prove_plane(held.plane.id, staging.plane_root, route[-1])
         self._stage_ms = (time.monotonic() - started) * 1e3
-        digests = {**held.digests, **staging.digests} if self._settings.checks_all_in_pause else {}
+        # Single elements are read back one by one; of what is written whole all is digested.
+        written = {write.name for write in staging.writes if write.indices is None}
+        digests = {name: staging.digests[name] for name in written}
+        if self._settings.checks_all_in_pause:
+            digests = {**held.digests, **staging.digests}
         found = Serving(route[-1].version, staging.root, staging.plane_root)
         await self._write(staging.writes, digests, found)
         await asyncio.to_thread(held.swap, staging)
@@ -298,8 +302,10 @@ class Receiver:
         Raises:
             WrongBits: its memory is not what was written; it computes with nothing then.
         """
-        if isinstance(self._memory, DistantMemory):
+        if isinstance(self._memory, StagedMemory):
+            started = time.monotonic()
             await asyncio.to_thread(self._memory.stage, writes)
+            self._stage_ms += (time.monotonic() - started) * 1e3
         async with self._memory.pause():
             started = time.monotonic()
             self.serving = None
@@ -341,7 +347,7 @@ class Receiver:
 
 
 def _write_all(memory: Memory, writes: list[Write], digests: Mapping[str, int]) -> None:
-    if isinstance(memory, DistantMemory):
+    if isinstance(memory, StagedMemory):
         memory.swap()
     else:
         for write in writes:

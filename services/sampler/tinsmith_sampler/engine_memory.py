@@ -7,7 +7,7 @@ that passes compute with.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,22 +16,38 @@ from torch import nn
 from tinsmith.weights.digest import digest
 from tinsmith.weights.state import WrongBits
 from tinsmith_sampler.experts import DOWN, GATE_UP
+from tinsmith_sampler.layouts import integers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from tinsmith.weights.bits import Bits, Indices
+    from tinsmith.weights.held import Write
     from tinsmith_sampler.experts import SampledExperts
     from tinsmith_sampler.linear_kernels import FrozenLinear
     from tinsmith_sampler.lora_layers import AdaptedLinear
 
-_INTEGERS = {2: torch.int16, 4: torch.int32}
-"""By bytes of an element: torch has few operations on unsigned numbers."""
+_AT_ONCE = 1 << 12
+"""Elements that are written and read back: what a core's cache holds the surroundings of."""
+
+_NONE = np.empty(0, np.int64)
+
+
+class Piece(NamedTuple):
+    """Some elements of a tensor where they are computed with."""
+
+    memory: torch.Tensor  # integers [m]
+    at: torch.Tensor  # int64 [n], where in it they are
+    of: slice  # which of the elements that were asked for
 
 
 class Place(Protocol):
     """One tensor of the model's."""
+
+    @property
+    def size(self) -> int:
+        """Elements."""
 
     def read(self) -> torch.Tensor:
         """It, in the checkpoint's shape: itself, or a copy. Contiguous."""
@@ -39,12 +55,19 @@ class Place(Protocol):
     def write(self, tensor: torch.Tensor) -> None:
         """Compute with ``tensor``, which ``read`` has returned, from now on."""
 
+    def pieces(self, indices: Indices) -> Sequence[Piece] | None:
+        """Where its elements at ``indices`` are, which ascend, until all of it is written.
+
+        None: they are to be found by ``read`` alone.
+        """
+
 
 class Alone:
     """A tensor that is held as it is."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
+        self.size = tensor.numel()
 
     def read(self) -> torch.Tensor:
         """See ``Place``."""
@@ -53,12 +76,17 @@ class Alone:
     def write(self, tensor: torch.Tensor) -> None:
         """See ``Place``: it is the tensor itself, and written already."""
 
+    def pieces(self, indices: Indices) -> Sequence[Piece]:
+        """See ``Place``."""
+        return [_piece(integers(self._tensor), indices)]
+
 
 class Rows:
     """The weight of one of the layers that share a product: rows of a larger one."""
 
     def __init__(self, kernel: FrozenLinear, first: int, count: int) -> None:
         self._kernel, self._first, self._count = kernel, first, count
+        self.size = count * kernel.shape[1]
 
     def read(self) -> torch.Tensor:
         """See ``Place``."""
@@ -72,12 +100,19 @@ class Rows:
             rows.copy_(tensor)
         self._kernel.replace(weight)
 
+    def pieces(self, indices: Indices) -> Sequence[Piece] | None:
+        """See ``Place``."""
+        found = self._kernel.elements(indices, first_row=self._first)
+        return None if found is None else [_piece(*found)]
+
 
 class OfExperts:
     """A matrix of every expert of a layer."""
 
     def __init__(self, kernels: Sequence[FrozenLinear], *, is_transposed: bool) -> None:
         self._kernels, self._is_transposed = kernels, is_transposed
+        outputs, inputs = kernels[0].shape
+        self.size = len(kernels) * outputs * inputs
 
     def read(self) -> torch.Tensor:
         """See ``Place``."""
@@ -89,6 +124,28 @@ class OfExperts:
         weights = tensor.transpose(1, 2) if self._is_transposed else tensor
         for kernel, weight in zip(self._kernels, weights, strict=True):
             kernel.replace(weight.contiguous())
+
+    def pieces(self, indices: Indices) -> Sequence[Piece] | None:
+        """See ``Place``."""
+        outputs, inputs = self._kernels[0].shape
+        size = outputs * inputs
+        bounds = np.searchsorted(indices, np.arange(len(self._kernels) + 1) * size)
+        found = []
+        for number, kernel in enumerate(self._kernels):
+            of = slice(int(bounds[number]), int(bounds[number + 1]))
+            at = indices[of] - number * size
+            if self._is_transposed:
+                at = at % outputs * inputs + at // outputs
+            held = kernel.elements(at, first_row=0)
+            if held is None:
+                return None
+            found.append(_piece(*held, of))
+        return found
+
+
+def _piece(memory: torch.Tensor, indices: Indices, of: slice = slice(None)) -> Piece:
+    at = torch.from_numpy(np.require(indices, requirements=["C", "W"])).to(memory.device)
+    return Piece(memory, at, of)
 
 
 def names_of(model: nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -140,7 +197,7 @@ def _of_layer(layer: AdaptedLinear, attribute: str) -> Place:
 
 
 class ModelMemory:
-    """``tinsmith.weights.memory.EngineMemory`` of a served model."""
+    """``tinsmith.weights.memory.StagedMemory`` of a served model."""
 
     def __init__(
         self,
@@ -148,6 +205,7 @@ class ModelMemory:
         pause: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self._places = places
+        self._staged: list[_Staged] = []
         self.pause = pause
         """While it is entered, nothing is computed and no answer leaves."""
 
@@ -155,20 +213,26 @@ class ModelMemory:
         """Of all tensors."""
         return set(self._places)
 
-    def write(self, name: str, values: Bits, indices: Indices | None) -> None:
-        """Set the elements at ``indices``, or all of them; ValueError for bits of another type."""
+    def stage(self, writes: Sequence[Write]) -> None:
+        """Find the places of what is to be written; WrongBits if it is not of this model."""
+        self._staged = []
         with torch.inference_mode():
-            for place in self._places[name]:
-                tensor = place.read()
-                _set(_as_integers(tensor), values, indices)
-                place.write(tensor)
+            self._staged = [
+                _Staged(write, place)
+                for write in writes
+                for place in self._places.get(write.name) or _unknown(write.name)
+            ]
 
-    def read(self, name: str, indices: Indices) -> Bits:
-        """The elements at ``indices``; WrongBits where tied tensors differ in them."""
-        first, *others = [bits[indices] for bits in self._bits(name)]
-        if not all(np.array_equal(first, other) for other in others):
-            raise WrongBits(f"the engine's {name!r} is tied, and its places hold different bits")
-        return first
+    def swap(self) -> None:
+        """Write what was staged, and read it back.
+
+        Raises:
+            WrongBits: a place does not hold what was written to it.
+        """
+        staged, self._staged = self._staged, []
+        with torch.inference_mode():
+            for one in staged:
+                one.write()
 
     def digest(self, name: str) -> int:
         """Of the whole tensor; WrongBits where tied tensors differ."""
@@ -181,25 +245,68 @@ class ModelMemory:
         """What each place of a tensor holds, flat."""
         with torch.inference_mode():
             for place in self._places[name]:
-                integers = _as_integers(place.read()).cpu().numpy()
-                yield integers.view(f"u{integers.itemsize}")
+                held = integers(place.read()).cpu().numpy()
+                yield held.view(f"u{held.itemsize}")
 
 
-def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bits, flat; a view."""
-    return tensor.view(-1).view(_INTEGERS[tensor.itemsize])
+class _Staged:
+    """What is to be written to one place."""
+
+    def __init__(self, write: Write, place: Place) -> None:
+        self._name, self._place = write.name, place
+        self._check(write)
+        # Layouts are found out when all of it is written, so that no later change waits for it.
+        found = place.pieces(_NONE if write.indices is None else write.indices)
+        self._pieces = None if write.indices is None else found
+        held = found[0].memory if found else integers(place.read())
+        if write.values.itemsize != held.itemsize:
+            raise WrongBits(
+                f"{write.name!r}: the lineage's elements have {write.values.itemsize} bytes, the "
+                f"engine's {held.itemsize}; serve the model in the dtype that it is trained in"
+            )
+        signed = np.require(write.values.view(f"i{held.itemsize}"), requirements=["C", "W"])
+        self._values = torch.from_numpy(signed).to(held.device)
+        self._at = None if write.indices is None else _piece(held, write.indices).at
+
+    def write(self) -> None:
+        """Write it, and read back single elements."""
+        if self._pieces is None:
+            self._write_all()
+            return
+        for piece in self._pieces:
+            step = _AT_ONCE if piece.memory.device.type == "cpu" else len(piece.at) or 1
+            values = self._values[piece.of]
+            for at, some in zip(
+                torch.split(piece.at, step), torch.split(values, step), strict=True
+            ):
+                piece.memory.scatter_(0, at, some)
+                if not torch.equal(piece.memory.gather(0, at), some):
+                    self._fail()
+
+    def _write_all(self) -> None:
+        tensor = self._place.read()
+        if self._at is None:
+            integers(tensor).copy_(self._values)
+            self._place.write(tensor)
+            return
+        integers(tensor).scatter_(0, self._at, self._values)
+        self._place.write(tensor)
+        if not torch.equal(integers(self._place.read()).gather(0, self._at), self._values):
+            self._fail()
+
+    def _check(self, write: Write) -> None:
+        size, indices = self._place.size, write.indices
+        is_fit = write.values.size == (size if indices is None else indices.size)
+        if is_fit and indices is not None and indices.size:
+            is_fit = int(indices.min()) >= 0 and int(indices.max()) < size
+        if not is_fit:
+            raise WrongBits(
+                f"the engine's {write.name!r} has {size} elements, the lineage's others"
+            )
+
+    def _fail(self) -> None:
+        raise WrongBits(f"the engine's {self._name!r} does not hold what was written to it")
 
 
-def _set(integers: torch.Tensor, values: Bits, indices: Indices | None) -> None:
-    if values.itemsize != integers.itemsize:
-        raise ValueError(
-            f"the lineage's elements have {values.itemsize} bytes, the engine's "
-            f"{integers.itemsize}; serve the model in the dtype that it is trained in"
-        )
-    signed = np.require(values.view(f"i{values.itemsize}"), requirements=["C", "W"])
-    source = torch.from_numpy(signed).to(integers.device)
-    if indices is None:
-        integers.copy_(source)
-    else:
-        at = np.require(indices, requirements=["C", "W"])
-        integers[torch.from_numpy(at).to(integers.device)] = source
+def _unknown(name: str) -> Sequence[Place]:
+    raise WrongBits(f"the engine has no {name!r}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from tinsmith.weights.memory import DistantMemory, EngineMemory
+    from tinsmith.weights.memory import StagedMemory
     from tinsmith_sampler.engine import Generated, Row, Scored, Scoring
 
     Pause = Callable[[], AbstractAsyncContextManager[None]]
@@ -31,7 +31,7 @@ class Whole(Engine, Protocol):
     patience_s: float
     """How long a request waits for its version before the checkpoint's files are loaded."""
 
-    def memory(self, pause: Pause, lost: Callable[[], None]) -> EngineMemory | DistantMemory:
+    def memory(self, pause: Pause, lost: Callable[[], None]) -> StagedMemory:
         """Where the weights are, once it has started, for a receiver that writes them.
 
         ``pause`` is the memory's; ``lost`` is called when what was written may be gone.
@@ -55,6 +55,6 @@ class WholeEngine(TorchEngine):
         """Score a prompt."""
         return await super().score(replace(scoring, adapter=None))
 
-    def memory(self, pause: Pause, lost: Callable[[], None]) -> EngineMemory:  # noqa: ARG002 - it lasts
+    def memory(self, pause: Pause, lost: Callable[[], None]) -> ModelMemory:  # noqa: ARG002 - it lasts
         """See ``Whole``."""
         return ModelMemory(self.places, pause)

@@ -12,7 +12,8 @@ from tests.integration.weights.lineage import (
     served_only_what_is_in_the_log,
 )
 
-from tinsmith.weights.memory import DistantMemory
+from tinsmith.errors import StorageFull
+from tinsmith.weights.memory import StagedMemory
 from tinsmith.weights.state import WrongBits
 
 
@@ -24,6 +25,7 @@ class Distant:
         self.staged = None
         self.is_paused = False
         self.is_deaf = False
+        self.has_room = True
         self.told = []  # (what was called, in a pause)
 
     @property
@@ -46,6 +48,9 @@ class Distant:
 
     def stage(self, writes):
         self.told.append(("stage", self.is_paused))
+        if not self.has_room:
+            self.has_room = True
+            raise StorageFull("no room for it")
         self.staged = list(writes)
 
     def swap(self):
@@ -67,8 +72,8 @@ class Distant:
 async def test_each_version_is_staged_before_the_pause_and_swapped_in_it(bus):
     site = await Site(bus).first(steps=2)
     distant = Distant()
-    assert isinstance(distant, DistantMemory)
-    assert not isinstance(distant.engine, DistantMemory)
+    assert isinstance(distant, StagedMemory)
+    assert not isinstance(distant.engine, StagedMemory)
     async with replica(bus, site, distant) as following:
         await following.at(3)
         for version in (4, 5):
@@ -89,6 +94,20 @@ async def test_what_a_swap_does_not_write_is_not_served(bus):
         assert following.receiver.status().mismatches == 1
         assert "fenced" in following.states()
         await served_only_what_is_in_the_log(site, following)
+
+
+async def test_without_room_for_the_next_version_the_one_before_goes_on_being_served(bus):
+    site = await Site(bus).first()
+    distant = Distant()
+    async with replica(bus, site, distant) as following:
+        await following.at(1)
+        distant.has_room = False
+        await site.step()
+        await following.at(2)
+        assert "fenced" not in following.states()
+        assert following.receiver.status().mismatches == 0
+        await served_only_what_is_in_the_log(site, following)
+    assert [what for what, _ in distant.told] == ["stage", "swap", "stage", "stage", "swap"]
 
 
 async def test_memory_that_may_be_lost_is_written_anew_before_it_serves(bus):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 
 import numpy as np
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from tinsmith.testing import tiny_model
 from tinsmith.weights.digest import digest
+from tinsmith.weights.held import Write
 from tinsmith.weights.state import WrongBits
+from tinsmith_sampler import layouts
 from tinsmith_sampler.engine_memory import ModelMemory
 
 WORDS = {torch.float32: (torch.int32, "u4"), torch.bfloat16: (torch.int16, "u2")}
@@ -32,10 +35,14 @@ def bits_of(folder, dtype):
 async def replaced(engine, new):
     """The engine's memory with the tensors ``new`` written into it, while it is still."""
     memory = ModelMemory(engine.places, nullcontext)
-    async with engine.still():
-        for name, values in new.items():
-            memory.write(name, values, None)
+    await written(engine, memory, [Write(name, values, None) for name, values in new.items()])
     return memory
+
+
+async def written(engine, memory, writes):
+    memory.stage(writes)
+    async with engine.still():
+        memory.swap()
 
 
 @pytest.mark.parametrize("family", tiny_model.FAMILIES)
@@ -56,31 +63,108 @@ async def test_an_engine_draws_by_what_was_written_into_it(family, tmp_path):
     assert after.logprobs == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.fixture(params=["in place", "laid out anew"])
+def layout(request, monkeypatch):
+    """Also where a layout is not known."""
+    if request.param != "in place":
+        monkeypatch.setattr(layouts, "layout", lambda *_: None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-async def test_single_elements_are_written_and_read_back(dtype, tmp_path):
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])
+async def test_single_elements_are_written_and_drawn_by(dtype, family, layout, tmp_path):
+    base = tiny_model.build(tmp_path / "base", family=family)
+    other, kept = tmp_path / "other", bits_of(base, dtype)
+    new = {name: changed(name, old) for name, old in kept.items()}
+    save(base, other, new)
+    named = str(dtype).removeprefix("torch.")
+    async with running(base, dtype=named) as engine, running(other, dtype=named) as wanted:
+        memory = ModelMemory(engine.places, nullcontext)
+        at = {name: np.flatnonzero(old != new[name]) for name, old in kept.items()}
+        await written(engine, memory, [Write(n, new[n][at[n]], at[n]) for n in kept])
+
+        assert {n: memory.digest(n) for n in new} == {n: digest(n, b) for n, b in new.items()}
+        asked = row(prompt=prompt(9))
+        assert bits(await engine.generate(asked)) == bits(await wanted.generate(asked))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_a_matrix_that_is_laid_out_anew_takes_its_siblings_elements_along(dtype, tmp_path):
     base = tiny_model.build(tmp_path / "base")
-    kept = bits_of(base, dtype)
+    layer = "model.layers.0.self_attn."
+    kept = {n: b for n, b in bits_of(base, dtype).items() if n.startswith(layer)}
+    new = {name: changed(name, old) for name, old in kept.items()}
+    at = {name: np.flatnonzero(old != new[name]) for name, old in kept.items()}
     async with running(base, dtype=str(dtype).removeprefix("torch.")) as engine:
         memory = ModelMemory(engine.places, nullcontext)
-        for name, old in kept.items():
-            at = np.array([0, old.size // 2, old.size - 1])
-            new = old.copy()
-            new[at] ^= 1
-            async with engine.still():
-                memory.write(name, new[at], at)
-            np.testing.assert_array_equal(memory.read(name, at), new[at])
-            assert memory.digest(name) == digest(name, new)
+        whole = Write(f"{layer}q_proj.weight", new[f"{layer}q_proj.weight"], None)
+        others = [Write(n, new[n][at[n]], at[n]) for n in kept if n != whole.name]
+        await written(engine, memory, [whole, *others])
+
+        assert {n: memory.digest(n) for n in new} == {n: digest(n, b) for n, b in new.items()}
 
 
-async def test_bits_of_another_type_are_refused_before_anything_is_written(tmp_path):
+def changed(name, old):
+    """An eighth of the elements moved by some units in the last place, the first and last too."""
+    rng = np.random.default_rng(len(name))
+    at = rng.random(old.size) < 0.125
+    at[[0, -1]] = True
+    return np.where(at, old ^ old.dtype.type(5), old)
+
+
+def save(base, folder, bits):
+    shutil.copytree(base, folder)
+    one = next(iter(bits.values())).dtype
+    dtype = torch.float32 if one == np.uint32 else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    for name, tensor in model.named_parameters():
+        word = torch.from_numpy(bits[name].view(f"i{one.itemsize}")).view(dtype)
+        tensor.data.copy_(word.view(tensor.shape))
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "said"),
+    [
+        (np.zeros(3, np.uint16), np.arange(3), "in the dtype that it is trained in"),
+        (np.zeros(1, np.uint32), np.array([1 << 40]), "the lineage's others"),
+        (np.zeros(5, np.uint32), None, "the lineage's others"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_anything_is_written(values, at, said, tmp_path):
     base = tiny_model.build(tmp_path / "base")
     async with running(base) as engine:
         memory = ModelMemory(engine.places, nullcontext)
-        name = min(memory.names())
-        before = memory.digest(name)
-        with pytest.raises(ValueError, match="in the dtype that it is trained in"):
-            memory.write(name, np.zeros(3, np.uint16), np.arange(3))
-        assert memory.digest(name) == before
+        first, *_, name = sorted(memory.names())
+        before = memory.digest(first)
+        good = Write(first, np.zeros(1, np.uint32), np.array([0]))
+        with pytest.raises(WrongBits, match=said):
+            memory.stage([good, Write(name, values, at)])
+        memory.swap()
+        assert memory.digest(first) == before
+
+
+class Deaf:
+    """Memory that takes nothing."""
+
+    def __init__(self, memory):
+        self.gather, self.device = memory.gather, memory.device
+
+    def scatter_(self, *_):
+        pass
+
+
+async def test_what_a_place_does_not_hold_after_the_write_is_told(tmp_path):
+    base = tiny_model.build(tmp_path / "base")
+    async with running(base) as engine:
+        memory = ModelMemory(engine.places, nullcontext)
+        name = next(name for name in memory.names() if "q_proj" in name)
+        memory.stage([Write(name, np.ones(2, np.uint32), np.array([3, 5]))])
+        (staged,) = memory._staged
+        piece = staged._pieces[0]
+        staged._pieces = [piece._replace(memory=Deaf(piece.memory))]
+        with pytest.raises(WrongBits, match="does not hold what was written"):
+            memory.swap()
 
 
 async def test_tied_tensors_that_differ_are_found(tmp_path):

@@ -90,8 +90,11 @@ def test_digests_are_ours(dtype, size):
 
     assert digesting.digest(bits, salt("a.b")) == digest("a.b", ours)
     at = np.arange(0, size, 3)
-    found = digesting.digest_at(torch.from_numpy(at), bits[torch.from_numpy(at)], salt("a.b"))
-    assert found == part("a.b", at, ours[at])
+    keys = digesting.keys(torch.from_numpy(at), salt("a.b"))
+    sizes = [len(at) // 3, len(at) - len(at) // 3]
+    first, second = np.split(at, [sizes[0]])
+    found = digesting.digest_parts(keys, bits[torch.from_numpy(at)], sizes)
+    assert found == [part("a.b", first, ours[first]), part("a.b", second, ours[second])]
 
 
 def test_every_tensor_is_found_where_the_model_holds_it(model):
@@ -114,15 +117,20 @@ def test_elements_and_whole_tensors_are_written_and_told(model, loader, tmp_path
         writes.append(Write(name, new, at))
     wanted = {write.name: after(model, write) for write in writes}
     distant_memory._write_file(tmp_path / "change-1", writes)
-    held.take(tmp_path, "change-1")
+    staged = held.answer(tmp_path, {"ask": "stage", "file": "change-1"})["sums"]
+    assert [set(sums) for sums in staged] == [{distant_memory._sum(one)} for one in writes]
+    for name in model.expected():
+        assert (model.bits(name) != wanted[name]).any()  # nothing is written yet
+    held.take("change-1")
 
-    told = held.answer({"ask": "taken"})
-    assert told["file"] == "change-1"
-    for write, sums in zip(writes, told["sums"], strict=True):
+    taken = held.answer(tmp_path, {"ask": "taken"})
+    assert taken["file"] == "change-1"
+    for write, sums in zip(writes, taken["sums"], strict=True):
         np.testing.assert_array_equal(model.bits(write.name), wanted[write.name])
         assert set(sums) == {distant_memory._sum(write)}
         asked = {"ask": "digest", "name": write.name, "salt": salt(write.name)}
-        assert set(held.answer(asked)["digests"]) == {digest(write.name, wanted[write.name])}
+        told = held.answer(tmp_path, asked)["digests"]
+        assert set(told) == {digest(write.name, wanted[write.name])}
     assert torch.equal(model.lm_head.weight[:VOCABULARY], model.model.embed_tokens.weight[:30])
     assert (model.lm_head.weight[VOCABULARY:] == 1).all()
 
@@ -146,15 +154,44 @@ def test_what_is_wrong_is_told_and_nothing_is_written(model, loader, tmp_path):
     ]
     for number, wrong in enumerate(wrongs):
         distant_memory._write_file(tmp_path / str(number), [good, wrong])
-        held.take(tmp_path, str(number))
-        assert "ValueError" in held.answer({"ask": "taken"})["error"]
-    held.take(tmp_path, "nothing")
-    assert "FileNotFoundError" in held.answer({"ask": "taken"})["error"]
+        with pytest.raises(ValueError, match=r"the change|no norm here"):
+            held.answer(tmp_path, {"ask": "stage", "file": str(number)})
+        held.take(str(number))
+        assert "not staged" in held.answer(tmp_path, {"ask": "taken"})["error"]
+    with pytest.raises(FileNotFoundError):
+        held.answer(tmp_path, {"ask": "stage", "file": "nothing"})
     (tmp_path / "cut").write_bytes((tmp_path / "0").read_bytes()[:40])
-    held.take(tmp_path, "cut")
-    assert held.answer({"ask": "taken"})["error"]
+    with pytest.raises(ValueError):  # noqa: PT011 - numpy's or json's
+        held.answer(tmp_path, {"ask": "stage", "file": "cut"})
     for each, bits in before.items():
         np.testing.assert_array_equal(model.bits(each), bits)
+
+
+def test_memory_that_does_not_hold_what_was_written_is_told(model, loader, tmp_path, monkeypatch):
+    held, name = loader(model), "model.layers.0.norm.weight"
+    old = model.bits(name)
+    write = Write(name, old[:2] ^ old.dtype.type(1), np.array([0, 1]))
+    distant_memory._write_file(tmp_path / "change-1", [write])
+    held.answer(tmp_path, {"ask": "stage", "file": "change-1"})
+    deaf = held._places[name][0].bits().as_subclass(Deaf)
+    monkeypatch.setattr(places.Place, "bits", lambda _: deaf)
+    held.take("change-1")
+
+    (sums,) = held.answer(tmp_path, {"ask": "taken"})["sums"]
+    at = np.array([0, 1])
+    assert sums == [part(name, at, old[:2])]
+    with pytest.raises(distant_memory.WrongBits, match="does not hold"):
+        distant_memory._prove({name: distant_memory._sum(write)}, [sums], "does not hold")
+
+
+class Deaf(torch.Tensor):
+    """Memory that takes nothing."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.scatter_:
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def test_questions_are_answered_beside_the_service(model, loader, tmp_path, monkeypatch):

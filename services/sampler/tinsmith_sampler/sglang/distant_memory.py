@@ -1,28 +1,28 @@
 """The memory of an SGLang server of ours, as a receiver writes it and has it proven.
 
-What changes lies in a file beside the server before the pause; in the pause the server's loader
-(``boot/weights.py``) writes it and reads it back. What it found is asked for on a socket of its
-own, and so are digests, while the server answers requests.
+What changes lies in a file beside the server before the pause, and the server's loader
+(``boot/weights.py``) has read and summed it; in the pause it writes it and reads it back. What it
+found is asked for on a socket of its own, and so are digests, while the server answers requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
+from tinsmith.errors import StorageFull
 from tinsmith.weights.digest import digest, part, salt
 from tinsmith.weights.state import WrongBits
 from tinsmith_sampler.sglang.failures import SglangError, SglangGone
 from tinsmith_sampler.sglang.launching import LOADER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -58,12 +58,12 @@ async def opened(client: SglangClient) -> Opened:
 
 class _Staged(NamedTuple):
     there: Opened
-    file: Path
+    file: str  # its name
     sums: dict[str, int]  # what each tensor that is written must add to its digest then
 
 
 class ServerMemory:
-    """``tinsmith.weights.memory.DistantMemory`` of the server that an engine has now."""
+    """``tinsmith.weights.memory.StagedMemory`` of the server that an engine has now."""
 
     def __init__(
         self,
@@ -90,36 +90,40 @@ class ServerMemory:
         return set(self._sizes)
 
     def stage(self, writes: Sequence[Write]) -> None:
-        """Put them into a file beside the server."""
-        self._drop()
+        """Put them into a file beside the server, and have its loader read and sum them."""
+        self._staged = None
         there: Opened = self._wait(self._current())
         self._count += 1
+        file = there.folder / f"change-{self._count}"
         sums = {write.name: _sum(write) for write in writes}
-        staged = self._staged = _Staged(there, there.folder / f"change-{self._count}", sums)
         try:
-            _write_file(staged.file, writes)
+            _write_file(file, writes)
+            told = _asked(there.folder, {"ask": "stage", "file": file.name})
         except OSError as exc:
-            raise WrongBits(
+            raise StorageFull(
                 f"the change cannot be written to {there.folder}: {exc.strerror}; free space there"
             ) from exc
+        except SglangError as exc:
+            raise WrongBits(f"the server did not stage {file.name}: {exc}") from exc
+        finally:
+            file.unlink(missing_ok=True)  # the server has what it needs of it
+        _prove(sums, told["sums"], "is not what was staged for it")
+        self._staged = _Staged(there, file.name, sums)
 
     def swap(self) -> None:
         """Have the server write it, and prove each element that was written."""
-        if self._staged is None:
+        staged, self._staged = self._staged, None
+        if staged is None:
             raise WrongBits("nothing is staged")
-        there, file, wanted = self._staged
+        there, name, wanted = staged
         try:
-            self._wait(_load(there.client, file.name))
+            self._wait(_load(there.client, name))
             told = _asked(there.folder, {"ask": "taken"})
         except SglangError as exc:
             raise WrongBits(f"the server failed while its weights were written: {exc}") from exc
-        finally:
-            self._drop()
-        if told.get("file") != file.name or "sums" not in told:
-            raise WrongBits(f"the server did not take {file.name}: {told.get('error', told)}")
-        for (name, one), sums in zip(wanted.items(), told["sums"], strict=True):
-            if any(found != one for found in sums):
-                raise WrongBits(f"the engine's {name!r} does not hold what was written to it")
+        if told.get("file") != name or "sums" not in told:
+            raise WrongBits(f"the server did not take {name}: {told.get('error', told)}")
+        _prove(wanted, told["sums"], "does not hold what was written to it")
         self._loop.call_soon_threadsafe(self._written, there.client)
 
     def digest(self, name: str) -> int:
@@ -133,12 +137,6 @@ class ServerMemory:
         if any(other != first for other in others):
             raise WrongBits(f"the engine's {name!r} is tied, and its places hold different bits")
         return int(first)
-
-    def _drop(self) -> None:
-        if self._staged is not None:
-            with suppress(OSError):
-                self._staged.file.unlink()
-            self._staged = None
 
     def _wait(self, work: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the work gives
         async def awaited() -> Any:  # noqa: ANN401
@@ -174,6 +172,13 @@ def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     if "error" in told and question["ask"] != "taken":
         raise SglangGone(f"its memory cannot be looked at: {told['error']}")
     return told
+
+
+def _prove(wanted: Mapping[str, int], told: Sequence[Sequence[int]], problem: str) -> None:
+    """Compare the sums of each tensor at each of its places."""
+    for (name, one), sums in zip(wanted.items(), told, strict=True):
+        if not sums or any(found != one for found in sums):
+            raise WrongBits(f"the engine's {name!r} {problem}")
 
 
 def _sum(write: Write) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -19,6 +19,7 @@ from tinsmith_sampler.sglang.failures import SglangError, SglangGone, SglangRefu
 from tinsmith_sampler.sglang.process import ServerProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from tinsmith_sampler.sglang.launching import SglangOptions
@@ -49,60 +50,66 @@ class SglangServer(Protocol):
         """End it if it is ours. Idempotent."""
 
 
-class _Current:
-    """The client there is now, and the end of all."""
+class _Kept:
+    """What servers have in common: the client there is now, who sees to it, and the end of all."""
 
     def __init__(self) -> None:
         self._client: asyncio.Future[SglangClient] = asyncio.Future()
-        self.ended: asyncio.Future[None] = asyncio.Future()
+        self._ended: asyncio.Future[None] = asyncio.Future()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def current(self) -> SglangClient:
+        """The client of the server that runs, once it does."""
+        return await asyncio.shield(self._client)
+
+    async def wait_ended(self) -> None:
+        """Return when it was closed; raise ServerError when it stays away, or cannot be kept."""
+        await asyncio.shield(self._ended)
+
+    def _keep_by(self, keeping: Coroutine[Any, Any, None]) -> None:
+        self._keeping = asyncio.create_task(keeping, name="sglang server")
+
+    async def _stop_keeping(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
 
     @property
-    def there(self) -> SglangClient | None:
+    def _there(self) -> SglangClient | None:
         """The client, unless the server is away or given up."""
         is_there = self._client.done() and self._client.exception() is None
         return self._client.result() if is_there else None
 
-    def up(self, client: SglangClient) -> None:
-        if self._client.done():
-            self._client = asyncio.Future()
+    def _up(self, client: SglangClient) -> None:
+        self._down()
         self._client.set_result(client)
 
-    def down(self) -> None:
+    def _down(self) -> None:
         if self._client.done():
             self._client = asyncio.Future()
 
-    def end(self, error: ServerError | None = None) -> None:
-        if self.ended.done():
+    def _end(self, error: ServerError | None = None) -> None:
+        if self._ended.done():
             return
-        self.down()
+        self._down()
         self._client.set_exception(error or ServerError("the sampler is shutting down"))
         self._client.exception()  # seen, should nobody wait for it
         if error is None:
-            self.ended.set_result(None)
+            self._ended.set_result(None)
         else:
-            self.ended.set_exception(error)
-            self.ended.exception()
-
-    async def get(self) -> SglangClient:
-        return await asyncio.shield(self._client)
+            self._ended.set_exception(error)
+            self._ended.exception()
 
 
-async def _stopped(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-class OwnServer:
+class OwnServer(_Kept):
     """A server on this machine that we start, start anew when it dies, and end."""
 
     def __init__(self, options: SglangOptions, log: Path) -> None:
         """``log`` gets what the server writes."""
+        super().__init__()
         self._options = options
         self._log = log
         self._process = ServerProcess(options, log)
-        self._current = _Current()
-        self._keeping: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -117,23 +124,15 @@ class OwnServer:
         except BaseException:
             await self._process.end()
             raise
-        self._current.up(client)
-        self._keeping = asyncio.create_task(self._keep(), name="sglang server")
+        self._up(client)
+        self._keep_by(self._keep())
         return client
-
-    async def current(self) -> SglangClient:
-        """The client of the server that runs, once it does."""
-        return await self._current.get()
-
-    async def wait_ended(self) -> None:
-        """Return when it was closed; raise ServerError when it cannot be kept running."""
-        await asyncio.shield(self._current.ended)
 
     async def close(self) -> None:
         """End the server, all of it."""
-        await _stopped(self._keeping)
+        await self._stop_keeping()
         await self._process.end()
-        self._current.end()
+        self._end()
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,12 +140,12 @@ class OwnServer:
             while True:
                 since = loop.time()
                 code = await self._process.wait()
-                self._current.down()
+                self._down()
                 _log.error("sglang_died", code=code, log=str(self._log))
                 is_steady = loop.time() - since >= STEADY_S
-                self._current.up(await self._start_anew(BACKOFF_S if is_steady else BACKOFF_S[1:]))
+                self._up(await self._start_anew(BACKOFF_S if is_steady else BACKOFF_S[1:]))
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
-            self._current.end(_given_up(error))
+            self._end(_given_up(error))
 
     async def _start_anew(self, backoff_s: tuple[float, ...]) -> SglangClient:
         for delay_s in backoff_s:
@@ -163,15 +162,14 @@ class OwnServer:
         )
 
 
-class GivenServer:
+class GivenServer(_Kept):
     """A server that somebody else runs, at a URL. It is never ended by us."""
 
     def __init__(self, url: str, *, key: str = "") -> None:
         """``key`` is its ``--api-key``."""
+        super().__init__()
         self._url = url
         self._key = key
-        self._current = _Current()
-        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> SglangClient:
         """Reach it and check what it is; ConfigError says what is wrong."""
@@ -188,43 +186,35 @@ class GivenServer:
         except BaseException:
             await client.close()
             raise
-        self._current.up(client)
-        self._keeping = asyncio.create_task(self._keep(client, info), name="sglang server")
+        self._up(client)
+        self._keep_by(self._keep(client, info))
         return client
-
-    async def current(self) -> SglangClient:
-        """The client of the server that runs, once it does."""
-        return await self._current.get()
-
-    async def wait_ended(self) -> None:
-        """Return when it was closed; raise ServerError when the server stays away."""
-        await asyncio.shield(self._current.ended)
 
     async def close(self) -> None:
         """Leave it alone from now on, and without our adapters: it lives longer than we do."""
-        client = self._current.there
+        client = self._there
         if client is not None:
             with suppress(TimeoutError, SglangError):
                 async with asyncio.timeout(LEAVE_S):
                     for name in client.adapters:
                         await client.unload_adapter(name)
-        await _stopped(self._keeping)
-        self._current.end()
+        await self._stop_keeping()
+        self._end()
 
     async def _keep(self, client: SglangClient, info: ServerInfo) -> None:
         try:
             while True:
                 await self._wait_other(client, info)
-                self._current.down()
+                self._down()
                 _log.warning("sglang_lost", url=self._url)
                 found = await self._wait_back(client)
                 if found.startup_time != info.startup_time:
                     check_given(found, self._url)
                     await client.close()
                     client, info = SglangClient(self._url, key=self._key), found
-                self._current.up(client)
+                self._up(client)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
-            self._current.end(_given_up(error))
+            self._end(_given_up(error))
         finally:
             await client.close()
 

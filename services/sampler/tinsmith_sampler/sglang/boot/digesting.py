@@ -18,27 +18,54 @@ _ON_GPU = 1 << 24
 
 def digest(bits: torch.Tensor, salt: int) -> int:
     """Of a tensor that is whole. ``bits`` are integers [n], ``salt`` is below 2**64."""
-    step = _ON_GPU if bits.is_cuda else _ON_CPU
-    total = 0
+    total, step = 0, _step(bits)
     for start in range(0, bits.numel(), step):
         block = bits[start : start + step]
         index = torch.arange(start, start + block.numel(), device=bits.device)
-        total += digest_at(index, block, salt)
+        total += int(_mixed(keys(index, salt), block).sum())
     return total & _MASK
 
 
-def digest_at(index: torch.Tensor, bits: torch.Tensor, salt: int) -> int:
-    """The part of a digest that elements at ``index``, int64 [n], with ``bits`` [n] add to it."""
-    x = index << 32
-    x |= bits.to(torch.int64) & ((1 << (8 * bits.element_size())) - 1)
+def digest_parts(keys: torch.Tensor, bits: torch.Tensor, sizes: list[int]) -> list[int]:
+    """What elements of several tensors add to the digests of theirs.
+
+    ``keys`` and ``bits`` are those of all, [n], one tensor's after another; ``sizes``: how many
+    each has.
+    """
+    mixed, step = torch.empty_like(keys), _step(bits)
+    for start in range(0, bits.numel(), step):
+        here = slice(start, start + step)
+        mixed[here] = _mixed(keys[here], bits[here])
+    if not sizes:
+        return []
+    sums = torch.stack([one.sum() for one in torch.split(mixed, sizes)])
+    return [one & _MASK for one in sums.tolist()]
+
+
+def keys(index: torch.Tensor, salt: int) -> torch.Tensor:
+    """What elements at ``index``, int64 [n], bring into a digest, whatever their bits are."""
+    # The bits lie below 2**32: what they are or-ed to may as well be added, and multiplied before.
+    found = index << 32
+    found *= _signed(_GOLDEN)
+    found += _signed(salt)
+    return found
+
+
+def _mixed(keys: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    x = bits.to(torch.int64)
+    x &= (1 << (8 * bits.element_size())) - 1
     x *= _signed(_GOLDEN)
-    x += _signed(salt)
+    x += keys
     x ^= (x >> 30) & (_MASK >> 30)
     x *= _signed(_FIRST)
     x ^= (x >> 27) & (_MASK >> 27)
     x *= _signed(_SECOND)
     x ^= (x >> 31) & (_MASK >> 31)
-    return int(x.sum()) & _MASK
+    return x
+
+
+def _step(bits: torch.Tensor) -> int:
+    return _ON_GPU if bits.is_cuda else _ON_CPU
 
 
 def _signed(word: int) -> int:
