@@ -15,14 +15,14 @@ make() { # FILE PREFIX COMMAND...: what the command prints, behind a prefix
     test -s "$file" || printf '%s%s\n' "$prefix" "$("$@")" >"$file"
 }
 
-for user in gateway trainer sampler checkpointer operator; do
+for user in gateway trainer sampler checkpointer operator region; do
     # A letter first: nats-server takes what looks like a number for one.
     make "${user}_password" p openssl rand -hex 24
 done
 make master_key "" openssl rand -base64 32
 make api_keys tml- openssl rand -hex 24
 
-for user in gateway trainer sampler checkpointer operator; do
+for user in gateway trainer sampler checkpointer operator region; do
     name=$(printf %s "$user" | tr '[:lower:]' '[:upper:]')
     printf 'NATS_%s_PASSWORD=%s\n' "$name" "$(cat "${user}_password")"
 done >broker.env

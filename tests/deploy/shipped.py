@@ -7,8 +7,10 @@ import re
 import urllib.parse
 from pathlib import Path
 
+from nats.aio.client import Client
+
 from tinsmith.broker import Broker
-from tinsmith.bus.permissions import OPERATOR, inbox_prefix
+from tinsmith.bus.permissions import OPERATOR, REGION, inbox_prefix
 from tinsmith.bus.roles import ROLES
 from tinsmith.config import BusConfig
 
@@ -23,7 +25,7 @@ def password(user):
 
 def variables(tls, store):
     """What the shipped files take from the environment."""
-    return {f"NATS_{user.upper()}_PASSWORD": password(user) for user in USERS} | {
+    return {f"NATS_{user.upper()}_PASSWORD": password(user) for user in (*USERS, REGION)} | {
         "NATS_TOKEN": "t-of-dev",
         "NATS_TLS_CERT": str(tls.cert),
         "NATS_TLS_KEY": str(tls.key),
@@ -31,7 +33,17 @@ def variables(tls, store):
         "NATS_STORE": str(store),
         "NATS_NAME": "nats-0",
         "NATS_ROUTES": "[tls://127.0.0.1:6222]",
+        "NATS_HUB": f"[tls://{REGION}:{password(REGION)}@127.0.0.1:7422]",
     }
+
+
+async def enter(place, **options):
+    """Connect once, and leave nothing behind, whether or not one is let in."""
+    client = Client()
+    try:
+        await client.connect(place, allow_reconnect=False, **options)
+    finally:
+        await client.close()
 
 
 class ShippedBroker(Broker):

@@ -160,7 +160,7 @@ def test_the_script_makes_every_secret_that_compose_names(tmp_path):
     wanted = {Path(one["file"]).name for one in COMPOSE["secrets"].values()}
     made = {path.name: path.read_text() for path in folder.iterdir()}
     assert wanted <= set(made)
-    assert {f"NATS_{user.upper()}_PASSWORD" for user in (*SERVICES, "operator")} == {
+    assert {f"NATS_{user.upper()}_PASSWORD" for user in (*SERVICES, "operator", "region")} == {
         line.partition("=")[0] for line in made["broker.env"].splitlines()
     }
     assert made["api_keys"].startswith("tml-")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import secrets
 
 import nats
 import pytest
-from tests.deploy.shipped import NATS, USERS, password
+from tests.deploy.shipped import NATS, USERS, enter, password
 
 from tinsmith.blobs import BlobStore
 from tinsmith.bus import Bus, access, permissions
@@ -218,7 +220,7 @@ async def test_a_refused_write_reaches_nothing_and_its_caller_hears_of_it(
 async def test_a_password_of_another_user_opens_nothing(broker):
     wrong = {**access.options(broker.bus_config("sampler")), "password": password("gateway")}
     with pytest.raises(nats.errors.Error, match="Authorization Violation"):
-        await nats.connect(broker.place, allow_reconnect=False, **wrong)
+        await enter(broker.place, **wrong)
 
 
 async def test_answers_go_to_inboxes_alone_whatever_the_request_says(broker, tmp_path):
@@ -249,6 +251,72 @@ async def test_answers_go_to_inboxes_alone_whatever_the_request_says(broker, tmp
         await settled(listener)
         assert len(asked) == 2
         assert heard.pending_msgs == 0
+
+
+RESULT = "tinsmith.v1.result.s1.1"
+PLACES = {
+    table.REGISTRY_STREAM: "tinsmith.v1.reg.apikey.k1",
+    table.LOG_STREAM: "tinsmith.v1.log.m1.op.1",
+    table.OPS.stream: "tinsmith.v1.op.m1.1",
+    table.AUDIT_STREAM: "tinsmith.v1.audit.o1.20260131.t1",
+}
+HEARD = "tinsmith.v1.done.op"
+
+
+async def consumer(client, name, **settings):
+    """Of a sampler, over a result that it has written itself."""
+    config = {"name": name, "filter_subject": RESULT, "ack_policy": "none", **settings}
+    body = {"stream_name": table.RESULT_STREAM, "config": config}
+    subject = f"$JS.API.CONSUMER.CREATE.{table.RESULT_STREAM}.{name}.{RESULT}"
+    answer = await client.request(subject, json.dumps(body).encode(), timeout=PATIENCE_S)
+    assert "error" not in json.loads(answer.data), answer.data
+
+
+async def ask_all(client, place, tag):
+    """Everything that a sampler may ask JetStream, each answered to ``place``."""
+    results = table.RESULT_STREAM
+    await consumer(client, f"pull-{tag}")
+    asked = [
+        (f"$JS.API.DIRECT.GET.{results}.{RESULT}", b""),
+        (f"$JS.API.DIRECT.GET.{results}", json.dumps({"last_by_subj": RESULT}).encode()),
+        ("$JS.API.STREAM.NAMES", b""),
+        (f"$JS.API.CONSUMER.MSG.NEXT.{results}.pull-{tag}", b'{"batch": 1}'),
+        (f"tinsmith.v1.result.s1.{tag}", b"the acknowledgement is an answer, too"),
+    ]
+    for subject, body in asked:
+        await client.publish(subject, body, reply=place)
+    return len(asked)
+
+
+async def smuggle(client, operator):
+    """What is in the streams of ``PLACES`` after a sampler has had all answers sent there."""
+    await client.request(RESULT, b"forged", timeout=PATIENCE_S)
+    run = secrets.token_hex(4)
+    heard = await operator.subscribe(HEARD)
+    await settled(operator)
+    for number, place in enumerate((HEARD, *PLACES.values(), HEARD)):
+        tag = f"{run}{number}"
+        count = await ask_all(client, place, tag)
+        for _ in range(count if place == HEARD else 0):
+            await heard.next_msg(PATIENCE_S)  # so they are answers, and are sent
+        if place != HEARD:
+            await consumer(client, f"push-{tag}", deliver_subject=place)
+    await heard.unsubscribe()
+    found = {}
+    for stream, place in PLACES.items():
+        subject = f"$JS.API.DIRECT.GET.{stream}.{place}"
+        answer = await operator.request(subject, b"", timeout=PATIENCE_S)
+        found[stream] = (answer.headers or {}).get("Status")
+    return found
+
+
+async def test_no_answer_of_jetstream_gets_into_a_stream_whatever_the_request_says(broker):
+    """Else who may ask it could write where itself may not: a sampler, keys and logs."""
+    async with connected(broker, "sampler") as (client, refused):
+        async with connected(broker, "operator") as (operator, _):
+            found = await smuggle(client, operator)
+        assert not refused
+    assert found == dict.fromkeys(PLACES, "404")
 
 
 def test_the_file_of_users_is_what_the_table_says():

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import ssl
-import time
 
 import nats
 import pytest
 from msgspec import structs
-from nats.js.errors import APIError
 from tests.deploy import authority
-from tests.deploy.shipped import ShippedBroker, password
-from tests.deploy.test_permissions import PATIENCE_S
+from tests.deploy.regions import answered, cluster
+from tests.deploy.shipped import ShippedBroker, enter, password
 
 from tinsmith.blobs import BlobStore
 from tinsmith.bus import Bus, access
-from tinsmith.errors import BrokerUnavailable, ConfigError, StartupError
+from tinsmith.errors import BrokerUnavailable, ConfigError
 from tinsmith.messages import table
 from tinsmith.messages.registry import ServedModel
 from tinsmith_gateway.certificate import tls_context
@@ -44,13 +40,7 @@ async def test_a_broker_that_another_authority_vouches_for_is_refused(broker, tm
 async def test_the_broker_refuses_whoever_speaks_in_clear(broker):
     in_clear = broker.place.replace("tls://", "nats://")
     with pytest.raises((nats.errors.Error, OSError, asyncio.TimeoutError)):
-        await nats.connect(
-            in_clear,
-            user="sampler",
-            password=password("sampler"),
-            allow_reconnect=False,
-            connect_timeout=5,
-        )
+        await enter(in_clear, user="sampler", password=password("sampler"), connect_timeout=5)
 
 
 async def test_who_stands_between_and_says_that_there_is_no_tls_hears_no_password(
@@ -102,53 +92,8 @@ async def test_a_server_may_ask_for_certificates_of_clients(tmp_path, tls):
         strict.kill()
 
 
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-@contextlib.contextmanager
-def cluster(folder, tls):
-    """Three servers, as on three hosts."""
-    routes = free_ports(3)
-    named = f"[{', '.join(f'tls://127.0.0.1:{port}' for port in routes)}]"
-    servers = [
-        ShippedBroker(
-            "cluster.conf",
-            folder / f"nats-{n}",
-            tls,
-            changes=[('listen: "0.0.0.0:6222"', f'listen: "127.0.0.1:{routes[n]}"')],
-            more={"NATS_NAME": f"nats-{n}", "NATS_ROUTES": named},
-        )
-        for n in range(3)
-    ]
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            with contextlib.suppress(RuntimeError):  # it was not reached
-                server.kill()
-
-
-async def answered(question):
-    """Await ``question()`` until the servers have a leader."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return await question()
-        except (BrokerUnavailable, APIError, StartupError):
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(0.1)
-
-
 async def ensured(broker, folder):
-    async with connecting(broker.bus_config("operator", replicas=3), folder) as bus:
+    async with connecting(broker.bus_config("operator"), folder) as bus:
         await bus.ensure()
 
 
@@ -162,13 +107,13 @@ SERVED = ServedModel(
 async def test_three_servers_have_every_stream_and_one_may_die(tmp_path, tls):
     with cluster(tmp_path, tls) as servers:
         await answered(lambda: ensured(servers[1], tmp_path))
-        async with connecting(servers[1].bus_config("operator", replicas=3), tmp_path) as bus:
+        async with connecting(servers[1].bus_config("operator"), tmp_path) as bus:
             found = await bus._connection[1].streams_info()
         assert {info.config.num_replicas for info in found} == {3}
         assert len(found) == len(table.STREAMS)
 
-        far = servers[0].bus_config("sampler", replicas=3)
-        near = servers[1].bus_config("gateway", replicas=3)
+        far = servers[0].bus_config("sampler")
+        near = servers[1].bus_config("gateway")
         async with connecting(far, tmp_path) as sampler, connecting(near, tmp_path) as gateway:
             await answered(sampler.ensure)  # it only looks whether they are there
             await sampler.table(table.SERVED).put("tiny", SERVED)

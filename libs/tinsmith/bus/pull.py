@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-EXPIRES_S = 30.0
+EXPIRES_S = 5.0  # in a cluster a request outlives who made it
 HEARTBEAT_S = 1.0
 MISSED_HEARTBEATS = 2.5
 POSTPONE_S = 2.0
