@@ -243,8 +243,10 @@ class Broker:
         self._running().terminate()
 
     def pause(self) -> None:
-        """SIGSTOP: alive, but silent."""
-        self._running().send_signal(signal.SIGSTOP)
+        """SIGSTOP: alive, but silent; it is when this returns."""
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         """Undo ``pause``."""

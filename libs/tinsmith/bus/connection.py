@@ -23,6 +23,7 @@ from tinsmith.bus.consumers import work_consumer
 from tinsmith.bus.facts import Facts
 from tinsmith.bus.lineages import Lineages
 from tinsmith.bus.log import CommitLog
+from tinsmith.bus.pruning import Pruning
 from tinsmith.bus.pull import Worklist
 from tinsmith.bus.results import ResultStore
 from tinsmith.bus.samples import SampleLog
@@ -83,6 +84,7 @@ class Bus:
         self.lineages = Lineages(self._connection)
         self.samples = SampleLog(self._connection, blobs)
         self.claims = Claims(self._connection)
+        self.pruning = Pruning(self._connection, self.log, self.anchors)
 
     @classmethod
     @asynccontextmanager
@@ -307,9 +309,9 @@ class _ConnectionEvents:
 
 
 async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Client:
+    client = CancellableClient()
     try:
         async with asyncio.timeout(config.connect_timeout_s):
-            client = CancellableClient()
             await client.connect(
                 config.url.split(","),
                 name=name,
@@ -326,13 +328,17 @@ async def _open(config: BusConfig, name: str, events: _ConnectionEvents) -> Clie
                 pending_size=PENDING_BYTES,
                 **access.options(config),
             )
-            return client
-    except TRANSIENT as exc:
+    except BaseException as exc:
+        with contextlib.suppress(*TRANSIENT):
+            await client.close()  # somebody may have answered, and said nothing
+        if not isinstance(exc, TRANSIENT):
+            raise
         msg = (
             f"bus.url: no NATS server answers at {config.url} ({type(exc).__name__}); start one "
             "with 'tinsmith up', or set TINSMITH_NATS_URL"
         )
         raise BrokerUnavailable(msg) from exc
+    return client
 
 
 async def _close(client: Client) -> None:
