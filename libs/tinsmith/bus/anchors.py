@@ -16,17 +16,26 @@ from blake3 import blake3
 from tinsmith import ids
 from tinsmith.bus.chain import Chain, Subjects, Tip
 from tinsmith.bus.history import kept, stretch
+from tinsmith.bus.table import Table
 from tinsmith.bus.wire import at, last
 from tinsmith.errors import Fenced
 from tinsmith.messages.anchors import Anchor, Head
 from tinsmith.messages.base import decoder, encode
-from tinsmith.messages.table import ANCHOR_STREAM, ANCHOR_TEMPLATE, LOG_STREAM, LOG_TEMPLATE
+from tinsmith.messages.table import (
+    ANCHOR_STREAM,
+    ANCHOR_TEMPLATE,
+    LOG_STREAM,
+    LOG_TEMPLATE,
+    PRUNED,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from nats.aio.client import Client
     from nats.js import JetStreamContext
+
+    from tinsmith.messages.anchors import PrunedLog
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +50,7 @@ class _End(NamedTuple):
     number: int = 0
     through: int = 0  # in the log's stream
     tip: Tip = Tip()
+    last: Head | None = None  # the last entry that is covered
 
 
 class Anchors:
@@ -49,6 +59,7 @@ class Anchors:
     def __init__(self, connection: tuple[Client, JetStreamContext]) -> None:
         self._connection = connection
         self._js = connection[1]
+        self._pruned = Table(connection, PRUNED)
 
     async def stored(self) -> AsyncIterator[tuple[str, bytes]]:
         """Subject and bytes of every anchor, up to the present last."""
@@ -68,33 +79,52 @@ class Anchors:
         newest = await last(self._js, LOG_STREAM, LOG_TEMPLATE.wildcard)
         through = 0 if newest is None else newest.seq or 0
         written = 0
-        end = await self._end(through)
+        end = await self._end()
         while end.through < through:
             if (appended := await self._append(await self._next(end, through), end)) is not None:
                 written += 1
-            end = appended or await self._end(through)
+            end = appended or await self._end()
         return written
 
-    async def _end(self, newest: int) -> _End:
+    async def note(self, pruned: Sequence[PrunedLog]) -> None:
+        """Append an anchor which says that these logs, all of them anchored, are taken away.
+
+        Raises:
+            BrokerUnavailable, StorageFull: as ``anchor``; whether it is there is unknown.
+        """
+        is_noted = False
+        while not is_noted:
+            end = await self._end()
+            anchor = Anchor(
+                number=end.number + 1,
+                time_ns=time.time_ns(),
+                after=end.through,
+                through=end.through,
+                heads=() if end.last is None else (end.last,),  # again: the next one looks for it
+                prev_blake3=end.tip.blake3,
+                pruned=tuple(pruned),
+            )
+            is_noted = await self._append(anchor, end) is not None
+
+    async def _end(self) -> _End:
         """Where to go on; from the log's beginning if that is not the log that was anchored."""
         found = await last(self._js, ANCHOR_STREAM, ANCHOR_TEMPLATE.wildcard)
         if found is None:
             return _End()
         data = found.data or b""
         anchor: Anchor = _ANCHORS.decode(data)
-        through = anchor.through
-        if not await self._is_continued(anchor, newest):
+        through, head = anchor.through, _last(anchor)
+        if head is None or not await self._is_there(head):
             log.error("the log is not the one that was anchored", anchor=anchor.number)
-            through = 0
-        return _End(anchor.number, through, Tip(found.seq or 0, blake3(data).hexdigest()))
+            through, head = 0, None
+        return _End(anchor.number, through, Tip(found.seq or 0, blake3(data).hexdigest()), head)
 
-    async def _is_continued(self, anchor: Anchor, newest: int) -> bool:
-        """Whether the last entry that ``anchor`` covers is still where it was."""
-        if anchor.through > newest:
-            return False
-        entry = await at(self._js, LOG_STREAM, anchor.through)
-        digest = None if entry is None else blake3(entry).hexdigest()
-        return any((h.stream_seq, h.blake3) == (anchor.through, digest) for h in anchor.heads)
+    async def _is_there(self, head: Head) -> bool:
+        """Whether an entry is still where it was, or was taken away with its whole log."""
+        entry = await at(self._js, LOG_STREAM, head.stream_seq)
+        if entry is None:
+            return await self._pruned.get(ids.token(head.model_id)) is not None
+        return blake3(entry).hexdigest() == head.blake3
 
     async def _next(self, end: _End, newest: int) -> Anchor:
         grown: dict[str, tuple[int, str]] = {}  # by model: its last entry's sequence and place
@@ -144,4 +174,9 @@ class Anchors:
             tip = await chain.append(subject, lambda _: encode(anchor))
         except Fenced:
             return None
-        return _End(anchor.number, anchor.through, tip)
+        return _End(anchor.number, anchor.through, tip, _last(anchor))
+
+
+def _last(anchor: Anchor) -> Head | None:
+    """The last entry that ``anchor`` covers."""
+    return next((head for head in anchor.heads if head.stream_seq == anchor.through), None)

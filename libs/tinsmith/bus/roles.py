@@ -147,6 +147,7 @@ ROLES: dict[str, Role] = {
         ),
         reads=(LOG, ANCHORS, RESULTS, SAMPLE_LOG),
         appends=(ANCHORS,),
+        forgets=(LOG, SAMPLE_LOG, LINEAGES, CHUNKS),
         looks=(table.OPS, table.PLACEMENTS, table.SAMPLES, table.HELD),
         sees=(
             table.SESSIONS,
@@ -156,6 +157,8 @@ ROLES: dict[str, Role] = {
             table.USAGE,
             table.METER,
             table.DISCARDED,
+            table.LINEAGES,
+            table.PRUNED,
         ),
         sets=(
             table.SESSIONS,
@@ -166,6 +169,8 @@ ROLES: dict[str, Role] = {
             table.DISCARDED,
             table.RUN_KEYS,
             table.FORGOTTEN_RUNS,
+            table.LINEAGES,  # of runs that are over
+            table.PRUNED,
         ),
         erases=True,
     ),

@@ -30,6 +30,7 @@ DEDUP_WINDOW_S = 120.0
 RESULT_AGE_S = 6 * 3600.0
 SAMPLE_AGE_S = 3600.0
 AUDIT_AGE_S = 400 * DAY_S
+_DENIED_FOR_GOOD = "can not cancel deny purge"
 
 
 def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamConfig:
@@ -52,7 +53,10 @@ def _work_queue(name: str, row: table.Row, *, max_age_s: float = 0) -> StreamCon
 def _append_only(
     name: str, row: table.Row, *, max_bytes: int = -1, max_age_s: float = 0
 ) -> StreamConfig:
-    """Nothing can be taken from it; when there is a limit, the oldest makes room."""
+    """No message can be deleted from it; when there is a limit, the oldest makes room.
+
+    Logs can be purged, by who may; not those of anchors, which show it if it was not said.
+    """
     return StreamConfig(
         name=name,
         subjects=[row.wildcard],
@@ -61,7 +65,7 @@ def _append_only(
         max_bytes=max_bytes,
         max_age=max_age_s,
         deny_delete=True,
-        deny_purge=True,
+        deny_purge=name == table.ANCHOR_STREAM,
         compression=StoreCompression.S2,
         allow_direct=True,
     )
@@ -162,6 +166,10 @@ async def _update(js: JetStreamContext, config: StreamConfig) -> None:
     except NotFoundError:
         await js.add_stream(config)
     except APIError as exc:
+        if _DENIED_FOR_GOOD in (exc.description or "") and not config.deny_purge:
+            # An earlier version, or its operator, had it keep everything: no log of it is pruned.
+            await _update(js, config.evolve(deny_purge=True))
+            return
         msg = (
             f"stream {config.name} on the broker has settings that cannot be changed in place "
             f"({exc.description}); it was made by another version of Tinsmith"

@@ -42,7 +42,9 @@ def ls(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List runs, imported ones too: base model, last op, owners, digest of the last entry.
+    """List runs, imported ones too, and what is left of pruned ones.
+
+    Of each its base model, last op, number of owners and the digest of the last entry.
 
     \b
     Examples:
@@ -116,7 +118,10 @@ def verify(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Verify chain, order, digests, blobs and anchors of logs; name the first bad entry.
+    """Verify logs, and name the first bad entry.
+
+    Chain, order, digests, blobs and anchors are checked. Of a log that was pruned by policy it is
+    told when, and what its last entry was.
 
     \b
     Examples:
@@ -182,10 +187,10 @@ def import_(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Append the log in a file to the installation, which must have none of that run.
+    """Append the log in a file to the installation.
 
-    For reading, verifying and replaying it there: the run is not registered, so that no client
-    can go on with it.
+    It must have none of that run. For reading, verifying and replaying it there: the run is not
+    registered, so that no client can go on with it.
 
     \b
     Example:
@@ -209,10 +214,10 @@ def forget(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Destroy the key of a run's contents: nobody can read its data any more. For good.
+    """Destroy the key of a run's contents, for good.
 
-    What it was trained on and what came out are lost; the log still verifies, but is not replayed.
-    Checkpoints, exported files and what was not sealed stay.
+    Nobody can read its data any more: what it was trained on and what came out are lost. The log
+    still verifies, but is not replayed. Checkpoints, exported files and what was not sealed stay.
 
     \b
     Example:

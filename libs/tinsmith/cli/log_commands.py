@@ -19,11 +19,13 @@ from tinsmith.logbook import LogDamaged, lines, open_logbook, sample_lines, tran
 from tinsmith.logbook.anchors import place_in_words, told
 from tinsmith.logbook.file import FileLogbook
 from tinsmith.logbook.overview import Overview, overview
+from tinsmith.logbook.pruned import sentence
 from tinsmith.logbook.samples import FileSamples, open_samples
 from tinsmith.logbook.source import is_file, open_run, resolve_run
 from tinsmith.logbook.text import plain, short, size
 from tinsmith.logbook.verify import Verification
 from tinsmith.sealing import Seals
+from tinsmith.sealing.seal import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tinsmith.config import Config
     from tinsmith.logbook import Logbook
     from tinsmith.logbook.anchors import Chain
+    from tinsmith.messages.anchors import PrunedLog
 
     Main = Callable[[Config], Coroutine[Any, Any, int]]
 
@@ -86,6 +89,9 @@ async def ls(loaded: Config, file: Path | None) -> int:
             for model_id in runs:
                 rows.append(await overview(book, model_id))
                 advance()
+        for model_id, gone in (await book.pruned()).items():
+            when = f"pruned on {moment(gone.pruned_ns)}"
+            rows.append(Overview(model_id, head_blake3=gone.head.blake3, closed=when))
     for row in _table(rows):
         _say(row)
     return OK
@@ -136,7 +142,27 @@ async def verify(loaded: Config, target: str | None, *, is_all: bool, head: str)
     return max(verdicts, default=OK)
 
 
+def _pruned(gone: PrunedLog, head: str) -> int:
+    """Of a log that anchors say was taken away: nobody can tell any more whether it was whole."""
+    if not gone.head.blake3.startswith(head):
+        raise InvalidRequest(
+            f"--head: {gone.model_id}: {sentence(gone)}; of all its entries only the digest of "
+            f"that one is known any more, {plain(gone.head.blake3)}"
+        )
+    _say(f"{gone.model_id}: pruned: {sentence(gone)}")
+    _say(f"  last entry {plain(gone.head.blake3)}")
+    return OK
+
+
+async def _taken(book: Logbook, model_id: str, chain: Chain) -> PrunedLog | None:
+    """What anchors say of a log of which nothing is there; what is there can be verified."""
+    gone = chain.pruned.get(model_id)
+    return None if gone is None or await book.length(model_id) else gone
+
+
 async def _verdict(book: Logbook, model_id: str, head: str, chain: Chain) -> int:
+    if gone := await _taken(book, model_id, chain):
+        return _pruned(gone, head)
     verification = Verification(book, model_id)
     has_head = not head
     try:
@@ -145,12 +171,20 @@ async def _verdict(book: Logbook, model_id: str, head: str, chain: Chain) -> int
                 has_head = has_head or entry.blake3.startswith(head)
                 advance()
     except LogDamaged as error:
+        # It may have been pruned since the anchors were read.
+        if gone := await _taken(book, model_id, await book.anchors(is_fresh=True)):
+            return _pruned(gone, head)
         _say(f"{model_id}: damaged: {plain(error, MAX_MESSAGE)}")
         return FOUND
     if not has_head:
         problem = "its end was cut off, or it is another log"
         _say(f"{model_id}: damaged: no entry has the digest {head}: {problem}")
         return FOUND
+    _say_verified(model_id, verification, chain)
+    return OK
+
+
+def _say_verified(model_id: str, verification: Verification, chain: Chain) -> None:
     _say(f"{model_id}: verified, {_summary(verification)}")
     _say(f"  last entry {verification.rules.head}")
     _say(f"  last state {plain(verification.rules.state) or '-'}")
@@ -158,7 +192,8 @@ async def _verdict(book: Logbook, model_id: str, head: str, chain: Chain) -> int
         last = anchored[-1]
         _say(f"  last anchored: {place_in_words(last.head.place)}, in {told(last)}")
     _say_closed(verification)
-    return OK
+    if model_id in chain.pruned:
+        _say("  its pruning was begun; the checkpointer or 'tinsmith gc' ends it")
 
 
 async def export(
@@ -198,6 +233,10 @@ async def import_(loaded: Config, path: Path, *, resume: bool) -> int:
             async for _ in verification.entries():
                 advance()
         async with connect(loaded, name="log-import") as (bus, blobs):
+            if (gone := await bus.pruning.of(model_id)) is not None:
+                raise InvalidRequest(
+                    f"run: {model_id}: {sentence(gone)}; the file can be read by itself"
+                )
             with progress(f"Importing {model_id}", length) as advance:
                 importing = transfer.Import(bus.log, blobs, Seals(bus, loaded), on_entry=advance)
                 await importing.run(book, model_id, resume=resume)

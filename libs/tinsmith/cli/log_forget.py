@@ -33,7 +33,8 @@ async def forget(loaded: Config, target: str, *, is_sure: bool, is_forced: bool)
         InvalidRequest: it has no key, its session has not ended, or nobody is sure.
     """
     async with connect(loaded, name="log-forget") as (bus, _):
-        model_id = resolve_run(await bus.log.models(), target)
+        runs = {*await bus.log.models(), *await bus.pruning.marks()}
+        model_id = resolve_run(sorted(runs), target)
         seals = Seals(bus, loaded)
         gone = await seals.forgotten(model_id)
         if gone is None:

@@ -12,7 +12,7 @@ from blake3 import blake3
 from tinsmith.logbook.entry import LogDamaged, place_of
 from tinsmith.logbook.text import plain
 from tinsmith.messages import ops
-from tinsmith.messages.anchors import Anchor, Anchored
+from tinsmith.messages.anchors import Anchor, Anchored, PrunedLog
 from tinsmith.messages.base import GENESIS, decoder
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Chain:
 
     heads: dict[str, list[Anchored]] = field(default_factory=dict)
     """What was anchored, by run, oldest first."""
+    pruned: dict[str, PrunedLog] = field(default_factory=dict)
+    """Logs that were said to be taken away, by run."""
     length: int = 0
     through: int = 0
     """Stream sequence of the last log entry that is covered."""
@@ -57,12 +59,23 @@ class Chain:
         if anchor.after not in (0, self.through):  # 0: the log was another one from then on
             problem = f"{anchor.after} is not where the anchor before ended, {self.through}"
             raise LogDamaged(place, "after", problem)
+        for entry in anchor.pruned:
+            self._check_pruned(entry, place)
         self.length, self.through, self.blake3 = (
             anchor.number, anchor.through, blake3(data).hexdigest()
         )  # fmt: skip
         self._take(anchor)
 
+    def _check_pruned(self, entry: PrunedLog, place: str) -> None:
+        """A log is anchored to its end before it is taken away."""
+        last = self.of(entry.model_id)[-1:]
+        if [one.head.blake3 for one in last] != [entry.head.blake3]:
+            where = f"{told(last[0])} has another" if last else "no anchor has any"
+            problem = f"the last entry of {entry.model_id} is {entry.head.blake3}, but {where}"
+            raise LogDamaged(place, "pruned", problem)
+
     def _take(self, anchor: Anchor) -> None:
+        self.pruned |= {entry.model_id: entry for entry in anchor.pruned}
         for head in anchor.heads:
             anchored = Anchored(
                 number=anchor.number,

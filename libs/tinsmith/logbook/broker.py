@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tinsmith.blobs import BlobStore
     from tinsmith.bus import Bus
     from tinsmith.logbook.anchors import Chain
+    from tinsmith.messages.anchors import PrunedLog
     from tinsmith.messages.base import BlobRef
     from tinsmith.sealing import Seal, Seals
 
@@ -27,14 +28,21 @@ class BrokerLogbook:
 
     def __init__(self, bus: Bus, blobs: BlobStore, seals: Seals) -> None:
         self._log = bus.log
+        self._pruning = bus.pruning
         self._anchors = bus.anchors
         self._blobs = blobs
         self._seals = seals
         self._chain: Chain | None = None
 
     async def runs(self) -> list[str]:
+        """See ``Logbook``; without those that are being pruned."""
+        runs = await self._log.models()
+        pruned = await self._pruning.marks()
+        return [run for run in runs if run not in pruned]
+
+    async def pruned(self) -> dict[str, PrunedLog]:
         """See ``Logbook``."""
-        return await self._log.models()
+        return await self._pruning.marks()
 
     async def length(self, model_id: str) -> int:
         """See ``Logbook``."""
@@ -59,9 +67,9 @@ class BrokerLogbook:
         found = await self._log.newest(model_id)
         return [Entry.read(data, subject) for subject, data in found]
 
-    async def anchors(self) -> Chain:
+    async def anchors(self, *, is_fresh: bool = False) -> Chain:
         """See ``Logbook``."""
-        if self._chain is None:
+        if self._chain is None or is_fresh:
             self._chain = await read_chain(self._anchors.stored())
         return self._chain
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container, Iterator
     from pathlib import Path
 
+    from tinsmith.messages.anchors import PrunedLog
     from tinsmith.messages.base import BlobRef
     from tinsmith.sealing import Seal
 
@@ -88,6 +89,10 @@ class FileLogbook:
         """The one run of the file."""
         return [self._cover.model_id]
 
+    async def pruned(self) -> dict[str, PrunedLog]:
+        """None: a file has its log."""
+        return {}
+
     async def length(self, model_id: str) -> int:
         """See ``Logbook``."""
         return len(self._entries(model_id))
@@ -113,7 +118,7 @@ class FileLogbook:
             found[type(entry.entry)] = entry
         return list(found.values())
 
-    async def anchors(self) -> Chain:
+    async def anchors(self, *, is_fresh: bool = False) -> Chain:  # noqa: ARG002 - a file's stay
         """See ``Logbook``."""
         return Chain(heads={self._cover.model_id: list(self._anchored())})
 

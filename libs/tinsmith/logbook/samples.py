@@ -13,7 +13,8 @@ from tinsmith import ids
 from tinsmith.bus.samples import SampleAddress, subject_of
 from tinsmith.errors import BlobMissing, InvalidRequest
 from tinsmith.logbook.entry import LogDamaged
-from tinsmith.logbook.source import is_file, resolve_run
+from tinsmith.logbook.pruned import present_run
+from tinsmith.logbook.source import is_file
 from tinsmith.messages.base import decoder
 from tinsmith.messages.sampling import SampleRecord
 from tinsmith.sealing import Seals
@@ -146,6 +147,7 @@ async def open_samples(text: str, config: Config) -> AsyncIterator[tuple[Samples
     Raises:
         NotFound: there is no such run or file.
         InvalidRequest: several runs begin with ``text``.
+        Gone: its log was pruned, and these with it.
     """
     if is_file(text):
         from tinsmith.logbook.file import FileLogbook
@@ -156,7 +158,9 @@ async def open_samples(text: str, config: Config) -> AsyncIterator[tuple[Samples
         from tinsmith.logbook.installation import connect
 
         async with connect(config, name="samples") as (bus, blobs):
-            run = text if is_session(text) else resolve_run(await bus.log.models(), text)
+            run = text
+            if not is_session(text):
+                run = present_run(await bus.log.models(), await bus.pruning.marks(), text)
             yield BrokerSamples(bus.samples, blobs, Seals(bus, config)), run
 
 

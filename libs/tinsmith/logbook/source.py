@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tinsmith.config import Config
     from tinsmith.logbook.anchors import Chain
     from tinsmith.logbook.entry import Entry
+    from tinsmith.messages.anchors import PrunedLog
     from tinsmith.messages.base import BlobRef
     from tinsmith.sealing import Seal
 
@@ -26,6 +27,9 @@ class Logbook(Protocol):
 
     async def runs(self) -> list[str]:
         """The ids of the models that have a log, sorted."""
+
+    async def pruned(self) -> dict[str, PrunedLog]:
+        """What is left of the logs that a policy had taken away, by run; it may be under way."""
 
     async def length(self, model_id: str) -> int:
         """How many entries the model's log has now."""
@@ -44,8 +48,8 @@ class Logbook(Protocol):
             LogDamaged: one of them cannot be read.
         """
 
-    async def anchors(self) -> Chain:
-        """What was anchored of its runs, as it is when this is first asked."""
+    async def anchors(self, *, is_fresh: bool = False) -> Chain:
+        """What was anchored of its runs, as it is when this is first asked, or now."""
 
     async def seal(self, model_id: str) -> Seal:
         """What the model's sealed ops and results are opened with; see ``Seal.why_closed``."""
@@ -88,13 +92,16 @@ async def open_run(text: str, config: Config) -> AsyncIterator[tuple[Logbook, st
     Raises:
         NotFound: there is no such run or file.
         InvalidRequest: several runs begin with ``text``.
+        Gone: its log was pruned.
     """
     if is_file(text):
         async with open_logbook(text, config) as book:
             yield book, (await book.runs())[0]
     else:
+        from tinsmith.logbook.pruned import present_run
+
         async with open_logbook(None, config) as book:
-            yield book, resolve_run(await book.runs(), text)
+            yield book, present_run(await book.runs(), await book.pruned(), text)
 
 
 def is_file(text: str) -> bool:

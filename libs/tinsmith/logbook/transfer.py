@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from tinsmith import __version__
-from tinsmith.errors import InvalidRequest, TooLarge
+from tinsmith.errors import Gone, InvalidRequest, TooLarge
 from tinsmith.logbook import draft
 from tinsmith.logbook.container import CHUNK_BYTES, Kind, pack_part
 from tinsmith.logbook.file import MAX_PARTS, Cover, End
@@ -47,6 +47,7 @@ async def export(
     Raises:
         LogDamaged: the log does not verify.
         InvalidRequest: ``path`` exists and may not be overwritten, or cannot be written.
+        Gone: the log was pruned before its samples were all read.
         StorageFull: the disk is full.
         TooLarge: a blob is larger than the format allows, or there are too many parts.
     """
@@ -70,6 +71,8 @@ async def export(
                 await verification.check_sample(sample)
                 await _write(file, Kind.SAMPLE, sample.data)
                 _check_number(len(verification.blobs) + verification.samples)
+            if model_id in await logbook.pruned():  # maybe its samples first
+                raise Gone(f"run: {model_id}: its log was pruned while it was exported")
         end = End(
             entries=verification.rules.number,
             blobs=len(verification.blobs),

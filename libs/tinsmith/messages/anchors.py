@@ -20,6 +20,22 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blake3: str  # of the entry's bytes
 
 
+class PrunedLog(Message, frozen=True, kw_only=True):
+    """What is left of a log that was taken off the broker by policy; written before it is taken.
+
+    The registry has it for whoever looks for the run, and an anchor as evidence.
+    """
+
+    model_id: str
+    pruned_ns: int  # unix time, by the clock of who did it
+    reason: str  # the policy
+    by: str  # the instance that did it
+    head: Head  # its last entry, which fixes all before it
+    entries: int
+    samples: int = 0  # records of the log of samples that went with it
+    is_removed: bool = False  # in the registry, once nothing of it is on the broker any more
+
+
 class Anchor(Message, frozen=True, kw_only=True):
     """The heads of all logs that grew between two places of the log stream."""
 
@@ -29,6 +45,7 @@ class Anchor(Message, frozen=True, kw_only=True):
     through: int  # stream sequence of the last entry that it covers
     heads: tuple[Head, ...]  # of that stretch, by model id
     prev_blake3: str  # of the previous anchor's bytes; 64 zeros for the first
+    pruned: tuple[PrunedLog, ...] = ()  # logs that are taken away, whole, from now on
 
 
 class Anchored(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tinsmith.messages import checkpoints, ops, registry, sampling, services, texts, weights
+from tinsmith.messages import (
+    anchors,
+    checkpoints,
+    ops,
+    registry,
+    sampling,
+    services,
+    texts,
+    weights,
+)
 from tinsmith.messages.base import Failed, Message, decoder
 
 if TYPE_CHECKING:
@@ -224,6 +233,7 @@ SERVED = Entity("served.{id}", registry.ServedModel, "base models and their limi
 MASTER_KEYS = Entity("master.{id}", registry.MasterKey, "the master key in use, by fingerprint")
 RUN_KEYS = Entity("key.{id}", registry.RunKey, "keys of runs' payloads, wrapped")
 FORGOTTEN_RUNS = Entity("forgotten.{id}", registry.ForgottenRun, "runs whose key was destroyed")
+PRUNED = Entity("pruned.{id}", anchors.PrunedLog, "runs whose log was taken away by policy")
 DISCARDED = Entity("discarded.{id}", checkpoints.Discarded, "parts that may be freed")
 USAGE = Entity("usage.{id}", registry.Usage, "what was used, by hour and model or sampler")
 LINEAGES = Entity("lineage.{id}", weights.LineageHead, "newest versions of weight lineages")
@@ -239,6 +249,7 @@ ENTITIES: tuple[Entity[Any], ...] = tuple(row for row in _ROWS if isinstance(row
 StreamKind = Literal[
     "work queue",
     "append only",
+    "append only, logs pruned whole",
     "append only, oldest first out",
     "expiring",
     "last value",
@@ -249,11 +260,11 @@ STREAMS: dict[str, StreamKind] = {
     "TS_PLACE": "work queue",
     "TS_SAMPLE": "work queue",
     "TS_HELD": "work queue",
-    LOG_STREAM: "append only",
+    LOG_STREAM: "append only, logs pruned whole",
     ANCHOR_STREAM: "append only",
     RESULT_STREAM: "expiring",
     SAMPLE_LOG_STREAM: "append only, oldest first out",
-    LINEAGE_STREAM: "append only",
+    LINEAGE_STREAM: "append only, logs pruned whole",
     CHUNK_STREAM: "kept until no state needs it",
     REGISTRY_STREAM: "last value",
     AUDIT_STREAM: "expiring",

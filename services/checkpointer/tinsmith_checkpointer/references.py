@@ -29,7 +29,7 @@ _SAMPLES = decoder(SampleRecord)
 
 
 class References:
-    """Finds out on demand; of the logs it remembers what it has read, since they only grow.
+    """Finds out on demand; of the logs it remembers what it has read, until one is pruned.
 
     Logs need their requests and results, the states saved in them, what was loaded, and what
     samples were drawn from that were logged in full. What was saved under a name is needed only
@@ -39,6 +39,10 @@ class References:
     def __init__(self, bus: Bus, seals: Seals) -> None:
         self._bus = bus
         self._seals = seals
+        self._pruned = 0  # logs
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._in_logs: dict[str, Need] = {}
         self._payloads: dict[str, Need] = {}
         self._payloads_read = 0
@@ -55,6 +59,7 @@ class References:
         Raises:
             ServerError: something could not be read, so that nothing can be said.
         """
+        await self._drop_pruned()
         claims = self._bus.claims
         found: dict[str, Need] = {digest: "in flight" async for digest in claims.in_flight()}
         found |= {digest: "samples" async for digest in claims.of_samples()}
@@ -64,10 +69,18 @@ class References:
 
     async def of_parts(self) -> dict[str, Need]:
         """As ``now``, of files of weights and states alone: it reads less."""
+        await self._drop_pruned()
         await self._read_logs()
         await self._read_samples()
         found = self._in_logs | await self._of_samplers()
         return found | await self._of_checkpoints()
+
+    async def _drop_pruned(self) -> None:
+        """Another service may have pruned logs whose needs are remembered: all are read again."""
+        pruned = sum(mark.is_removed for mark in (await self._bus.pruning.marks()).values())
+        if pruned != self._pruned:
+            self._start_over()
+            self._pruned = pruned
 
     async def _of_checkpoints(self) -> dict[str, Need]:
         checkpoints: View[Checkpoint] = View(self._bus.table(table.CHECKPOINTS), lambda _: "")

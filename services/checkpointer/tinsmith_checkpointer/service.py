@@ -25,6 +25,8 @@ from tinsmith_checkpointer.encryption import encrypted
 from tinsmith_checkpointer.expiry import check_alive, is_expired
 from tinsmith_checkpointer.janitor import Janitor
 from tinsmith_checkpointer.meter import Meter
+from tinsmith_checkpointer.pruning import Pruner
+from tinsmith_checkpointer.retention import RetentionConfig
 from tinsmith_checkpointer.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -196,6 +198,7 @@ async def serve(context: ServiceContext) -> None:
             tasks.create_task(Upkeep(context, config).run(), name="upkeep"),
             tasks.create_task(_meter(context, config).run(), name="meter"),
             tasks.create_task(Janitor(context).run(), name="janitor"),
+            tasks.create_task(_pruner(context).run(), name="pruner"),
         )
         await keep_anchoring(
             context.bus.anchors, context.log, every_s=config.anchor_s, stopping=context.stopping
@@ -208,6 +211,11 @@ async def serve(context: ServiceContext) -> None:
 
 def _meter(context: ServiceContext, config: CheckpointerConfig) -> Meter:
     return Meter(context.bus, context.log, every_s=config.meter_s)
+
+
+def _pruner(context: ServiceContext) -> Pruner:
+    settings = context.config.section(RetentionConfig)
+    return Pruner(context.bus, settings, context.log, instance=context.instance)
 
 
 def main(config: Config) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -16,7 +16,7 @@ from tinsmith_checkpointer.discarding import Discards
 from tinsmith_checkpointer.expiry import is_expired, is_left_over, is_over
 from tinsmith_checkpointer.metering import account_of, key_of
 from tinsmith_checkpointer.references import References
-from tinsmith_checkpointer.retention import RetentionConfig
+from tinsmith_checkpointer.retention import FOREVER, RetentionConfig
 from tinsmith_checkpointer.rounds import keep_going_round
 from tinsmith_checkpointer.sweep import Sweep
 
@@ -45,7 +45,9 @@ class Upkeep:
         self._keys = View(bus.table(table.RUN_KEYS), lambda key: ids.session_of(key.model_id))
         self._usage = View(bus.table(table.USAGE), lambda _: "")
         self._discarded = bus.table(table.DISCARDED)
-        self._forgets = context.config.section(RetentionConfig).is_needed
+        self._runs = View(bus.table(table.RUNS), lambda run: run.session_id)
+        self._pruned = View(bus.table(table.PRUNED), lambda _: "")
+        self._retention = context.config.section(RetentionConfig)
         references, grace_s = References(bus, context.seals), config.grace_s
         self._sweep = Sweep(bus, context.blobs, references, context.log, grace_s=grace_s)
         self._collection = Collection(bus, context.blobs, references, grace_s=grace_s)
@@ -53,7 +55,8 @@ class Upkeep:
 
     async def run(self) -> None:
         """Until cancelled."""
-        views = (self._checkpoints, self._samplers, self._sessions, self._keys, self._usage)
+        views: list[View[Any]] = [self._checkpoints, self._samplers, self._sessions]
+        views += [self._keys, self._usage, self._runs, self._pruned]
         watches = (*(view.watch for view in views), self._watch_discarded)
         await keep_going_round(self.go_round, watches, self._log, every_s=self._config.upkeep_s)
 
@@ -107,8 +110,15 @@ class Upkeep:
                 self._log.info("session forgotten", session_id=session.session_id)
 
     def _is_awaited(self, session: Session) -> bool:
-        """Whether its end decides when a key of one of its runs is destroyed."""
-        return self._forgets and bool(self._keys.group(session.session_id))
+        """Whether its end decides when a key or the log of one of its runs is destroyed."""
+        retention = self._retention
+        if retention.is_needed and self._keys.group(session.session_id):
+            return True
+        return any(
+            retention.logs_kept_for(run, session) != FOREVER
+            and self._pruned.peek(ids.token(run.model_id)) is None
+            for run in self._runs.group(session.session_id)
+        )
 
     async def _end_usage(self) -> None:
         oldest = (time.time() - self._config.usage_days * DAY_S) // 3600

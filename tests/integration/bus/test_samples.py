@@ -82,8 +82,6 @@ async def test_a_record_cannot_be_deleted(bus):
 
     with pytest.raises(APIError, match="message delete not permitted"):
         await bus._connection[1].delete_msg(SAMPLE_LOG_STREAM, 1)
-    with pytest.raises(APIError, match="stream purge not permitted"):
-        await bus._connection[1].purge_stream(SAMPLE_LOG_STREAM)
 
 
 async def test_a_record_cannot_be_replaced_without_that_showing(bus, blobs):

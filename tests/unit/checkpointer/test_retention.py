@@ -8,7 +8,7 @@ from tinsmith import config
 from tinsmith.errors import ConfigError
 from tinsmith.messages.ops import LoraShape
 from tinsmith.messages.registry import Run, Session
-from tinsmith_checkpointer.retention import RetentionConfig, seconds, why_due
+from tinsmith_checkpointer.retention import RetentionConfig, seconds, why_due, why_prunable
 
 DAY_NS = 86400 * 10**9
 MONTH = RetentionConfig(payloads="30d")
@@ -29,6 +29,7 @@ def ended(day, **fields):
 
 
 RUN, ENDED = run(), ended(0)
+LIVE = Session(session_id="s", owner="alice", created_ns=0)
 
 
 def is_due(settings, day, *, run=RUN, session=ENDED):
@@ -88,9 +89,7 @@ def test_a_run_is_due_when_its_session_ended_long_enough_ago():
 
 
 def test_a_live_run_is_never_due():
-    live = Session(session_id="s", owner="alice", created_ns=0)
-
-    assert not is_due(MONTH, 10_000, session=live)
+    assert not is_due(MONTH, 10_000, session=LIVE)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +111,33 @@ def test_a_project_goes_before_its_owner_and_both_before_the_rest():
     assert is_due(settings, 1, run=run(project_id="pii"))
     assert is_due(settings, 1, session=ended(0, project_id="pii"))
     assert not is_due(settings, 10_000, run=run(project_id="public"))
+
+
+def is_prunable(settings, day, *, run=RUN, session=ENDED):
+    return why_prunable(settings, run, session, now_ns=int(day * DAY_NS)) is not None
+
+
+def test_logs_are_kept_by_settings_of_their_own():
+    settings = RetentionConfig(
+        payloads="1d", logs="30d", log_owners={"alice": "10d"}, log_projects={"pii": "1d"}
+    )
+
+    assert settings.prunes
+    assert not is_prunable(MONTH, 10_000)
+    assert is_prunable(settings, 10)
+    assert not is_prunable(settings, 9)
+    assert is_prunable(settings, 1, run=run(project_id="pii"))
+    assert not is_prunable(settings, 10_000, session=LIVE)
+
+
+def test_logs_are_kept_for_ever_unless_it_is_said_otherwise():
+    assert not MONTH.prunes
+    assert RetentionConfig(log_projects={"pii": "1d"}).prunes
+    assert not RetentionConfig(logs="1d").is_needed
+
+
+def test_a_pruned_log_says_by_which_policy():
+    settings = RetentionConfig(logs="30d")
+    reason = why_prunable(settings, RUN, ENDED, now_ns=30 * DAY_NS)
+
+    assert reason == "retention of logs: 30d after its session ended"

@@ -126,7 +126,7 @@ class Made:
             found[type(entry.entry)] = entry
         return list(found.values())
 
-    async def anchors(self):
+    async def anchors(self, *, is_fresh=False):
         return Chain(heads={self.model_id: self.anchored})
 
     async def seal(self, model_id):
