@@ -1,7 +1,7 @@
 """``make soak``: many small runs at once, random faults, and what must hold through all of it.
 
 * no run sees an error: back-pressure is for the client, which sends again;
-* no process grows by more than 5 % once it is warm, within its life;
+* no process grows by more than 5 % once it is warm (the broker: beside its index);
 * the logs of all runs verify at the end, and every run has got on;
 * whoever is told to end does, with code 0, and nobody ends who was not.
 
@@ -56,7 +56,7 @@ def soak(chosen, folder):
             tenants.Tenant(clients[number // PER_SESSION], number, chosen.seed)
             for number in range(chosen.runs)
         ]
-        with memory.Watch(stage.processes) as watch:
+        with memory.Watch(stage.processes, cluster.broker) as watch:
             _train(chosen, stage, runs)
             rows = watch.rows(chosen.warm)
         code, said = cluster.audit("log", "verify", "--all")

@@ -149,9 +149,10 @@ for _name, _help in _SERVICES.items():
 
 @app.command(epilog=EXIT_CODES)
 def prepare(config: ConfigFile = None) -> None:
-    """Make the broker's streams, for services whose users may not (bus.create_streams = false).
+    """Make the broker's streams, where services may not.
 
-    Also enters the master key that all services are to have. Do it once, and after an update.
+    That is where bus.create_streams is false. Also enters the master key that all services are to
+    have. Do it once, and after an update.
 
     \b
     Example:
@@ -202,7 +203,7 @@ def cookbook(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Run a recipe of tinker-cookbook, unmodified, against this server.
+    """Run a recipe of tinker-cookbook, unmodified, on a server.
 
     The server is that of TINKER_BASE_URL, else the 'tinsmith up' that uses the data folder.
 
@@ -271,7 +272,7 @@ def replay(  # noqa: PLR0913, PLR0917 - typer makes the options of the parameter
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Do a run again from its log (or from an exported one), and compare results and states.
+    """Do a run again from its log, and compare results and states.
 
     \b
     Exit codes:
@@ -319,7 +320,9 @@ def config_show(
     config: ConfigFile = None,
     docs: Annotated[bool, typer.Option("--docs", help="Add what each key means.")] = False,  # noqa: FBT002
 ) -> None:
-    """Print the resolved configuration as TOML, with the source of every value set.
+    """Print the resolved configuration as TOML.
+
+    Each value that was set has its source beside it.
 
     \b
     Examples:

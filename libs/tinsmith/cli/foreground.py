@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from tinsmith import config
-from tinsmith.cli import models, plan
+from tinsmith.cli import model_check, plan
 from tinsmith.errors import StartupError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def run(service: str, path: Path | None, overrides: Mapping[str, str]) -> int:
     require_extra(service)
     loaded = config.load(path, {**os.environ, **overrides})
     if service in plan.PER_MODEL:
-        models.check(loaded.model(plan.model_of(loaded, service)))
+        model_check.check(loaded.model(plan.model_of(loaded, service)))
     if service == "gateway" and plan.workers(loaded) > 1:
         from tinsmith.cli import gateways
 

@@ -23,7 +23,10 @@ def gc(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Free what nothing needs any more: no checkpoint, sampler, log, queue or result.
+    """Free blobs and logs that nothing needs any more.
+
+    Blobs: no checkpoint, sampler, log, queue or result refers to them. Logs: [retention] does not
+    keep them, and no checkpoint or living session needs them.
 
     What was put, or lost its last reference, less than checkpointer.grace_s ago stays. The
     checkpointer does the same by itself; both may run at once, with everything else.

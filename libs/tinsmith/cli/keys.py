@@ -39,9 +39,10 @@ Exit codes:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make, list, limit and revoke API keys; every gateway knows within a second.\n\n"
-    "The installation is the broker of --config or TINSMITH_NATS_URL, or else the 'tinsmith up' "
-    "that runs in --data-dir. Keys from the configuration are valid besides, and not listed.",
+    help="Make, list, limit and revoke API keys.\n\n"
+    "Every gateway knows within a second. The installation is the broker of --config or "
+    "TINSMITH_NATS_URL, or else the 'tinsmith up' that runs in --data-dir. Keys from the "
+    "configuration are valid besides, and not listed.",
     epilog=EXIT_CODES,
 )
 
@@ -84,7 +85,9 @@ def create(
 
 @app.command("list", epilog=EXIT_CODES)
 def list_(config: ConfigFile = None, data_dir: DataDir = None) -> None:
-    """List keys, the ended ones too: id, owner, project, when made, last characters, state.
+    """List keys, the ended ones too.
+
+    Of each its id, owner, project, when it was made, last characters and state.
 
     \b
     Example:
@@ -103,9 +106,10 @@ def limit(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Set the limits of a key, by its id in the list or by the key itself; at once, everywhere.
+    """Set the limits of a key, at once and everywhere.
 
-    What is not given is the configuration's again. Of several keys of an owner the largest counts.
+    The key is named by its id in the list, or by itself. What is not given is the configuration's
+    again. Of several keys of an owner the largest counts.
 
     \b
     Example:

@@ -47,7 +47,9 @@ def export(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Write a checkpoint's weights as a folder that PEFT, or with --merge transformers, loads.
+    """Write a checkpoint's weights as a folder for other tools.
+
+    PEFT loads it; or transformers, with --merge.
 
     \b
     Exit codes:
@@ -90,10 +92,10 @@ def import_(
     config: ConfigFile = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a LoRA adapter from elsewhere a checkpoint, to sample from and to train on from.
+    """Make a LoRA adapter from elsewhere a checkpoint.
 
-    It belongs to the owner of the key in TINKER_API_KEY, or that 'tinsmith up' made. Its optimizer
-    starts afresh. A checkpointer must be running.
+    It can be sampled from, and trained on from; its optimizer starts afresh. It belongs to the
+    owner of the key in TINKER_API_KEY, or that 'tinsmith up' made. A checkpointer must be running.
 
     \b
     Exit codes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tinsmith import config, logs, paths
 from tinsmith.broker import Broker
-from tinsmith.cli import folder, models, plan
+from tinsmith.cli import folder, model_check, plan
 from tinsmith.cli.foreground import require_extra
 from tinsmith.cli.output import LogStream
 from tinsmith.cli.process import BrokerProcess
@@ -75,7 +75,7 @@ def _check_parts(services: tuple[str, ...], loaded: Config) -> None:
         require_extra(name)
     if set(services) & set(plan.PER_MODEL):
         for model in loaded.models:
-            models.check(model)
+            model_check.check(model)
 
 
 def _metrics(supervisor: Supervisor) -> dict[str, str]:

@@ -71,6 +71,18 @@ def test_every_command_has_an_example_and_its_exit_codes(name):
     assert "Exit codes:" in told
 
 
+@pytest.mark.parametrize("group", ["", "log", "keys", "runs", "config"])
+def test_no_line_about_a_command_is_cut_off_on_a_narrow_terminal(group):
+    root = get_command(app)
+    command = root.commands[group] if group else root
+    with command.make_context(group or "tinsmith", [], resilient_parsing=True) as context:
+        context.terminal_width = 80
+        shown = command.get_help(context)
+
+    assert "Commands:" in shown
+    assert [line for line in shown.splitlines()[1:] if line.endswith("...")] == []
+
+
 def test_completion_of_commands():
     shown = tinsmith(_TINSMITH_COMPLETE="complete_bash", COMP_WORDS="tinsmith sta", COMP_CWORD="1")
 

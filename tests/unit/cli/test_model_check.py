@@ -5,7 +5,7 @@ import socket
 import pytest
 from huggingface_hub import constants
 
-from tinsmith.cli import models
+from tinsmith.cli import model_check
 from tinsmith.config import DEFAULT_MODEL, ModelConfig
 from tinsmith.errors import StartupError
 
@@ -25,7 +25,7 @@ def online(monkeypatch, tmp_path):
 def test_a_model_in_a_folder_is_at_hand(tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
-    models.check(ModelConfig(name="m", path=str(tmp_path)))
+    model_check.check(ModelConfig(name="m", path=str(tmp_path)))
 
 
 def test_a_model_in_the_hubs_cache_is_at_hand_offline(online, monkeypatch, tmp_path):
@@ -34,36 +34,36 @@ def test_a_model_in_the_hubs_cache_is_at_hand_offline(online, monkeypatch, tmp_p
     (snapshot / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
-    models.check(ModelConfig(name="org/m"))
+    model_check.check(ModelConfig(name="org/m"))
 
 
 def test_a_model_that_the_hub_may_have_passes(online):
-    models.check(ModelConfig(name="org/m"))
+    model_check.check(ModelConfig(name="org/m"))
 
 
 def test_offline_an_absent_model_is_refused_at_once(online, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     with pytest.raises(StartupError, match=r"'org/m': .* HF_HUB_OFFLINE is set; set path"):
-        models.check(ModelConfig(name="org/m"))
+        model_check.check(ModelConfig(name="org/m"))
 
 
 def test_the_default_model_has_one_more_way(online, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     with pytest.raises(StartupError, match="or run 'tinsmith demo', which fetches it"):
-        models.check(ModelConfig(name=DEFAULT_MODEL))
+        model_check.check(ModelConfig(name=DEFAULT_MODEL))
 
 
 def test_without_a_hub_an_absent_model_is_refused_at_once(online):
     online.close()
 
     with pytest.raises(StartupError, match=r"'org/m': .*127\.0\.0\.1 cannot be reached"):
-        models.check(ModelConfig(name="org/m"))
+        model_check.check(ModelConfig(name="org/m"))
 
 
 def test_behind_a_proxy_the_hub_is_believed_to_be_there(online, monkeypatch):
     online.close()
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
 
-    models.check(ModelConfig(name="org/m"))
+    model_check.check(ModelConfig(name="org/m"))
