@@ -144,6 +144,17 @@ class Cluster:
         self._nodes.append(node)
         return node, ready
 
+    def run(self, arguments, name):
+        """Start Python with ``arguments``: what starts services by itself."""
+        path = self.folder / f"{len(self._nodes)}-{name}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=self.environ, stdout=log, stderr=log
+            )
+        node = Node(process, path)
+        self._nodes.append(node)
+        return node
+
     def started(self, node, ready):
         """Wait until a service that was begun does its work."""
         with os.fdopen(ready) as pipe:
@@ -225,6 +236,13 @@ def until(condition, what, patience_s=PATIENCE_S):
         assert time.monotonic() < deadline, f"waited {patience_s:g} s in vain for {what}"
         time.sleep(0.05)
     return found
+
+
+def replace_killed(server, service):
+    """Kill a service of a running ``tinsmith up``, and wait until there is another in its place."""
+    old = server.pids[service]
+    server.kill(service)
+    until(lambda: server.pids.get(service, old) != old, f"another {service}")
 
 
 def let_pass(seconds):

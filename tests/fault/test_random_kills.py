@@ -7,10 +7,10 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.fault.cluster import replace_killed
 from tests.integration.auditing import bus_of
 from tests.integration.conftest import connect, start, stop
 from tests.integration.steps import datum, new_model, step
@@ -20,7 +20,6 @@ from tinsmith.messages import ops
 STEPS = 60
 KILLS = 10
 SERVICES = ("trainer", "gateway", "sampler", "checkpointer", "broker")
-RESTART_PATIENCE_S = 90.0
 
 
 class Pace:
@@ -55,12 +54,7 @@ def kill_at_random(server, rng, pace):
     """Let some steps go, kill one process in their midst, wait until there is another."""
     pace.kill_begins()
     service = rng.choice(SERVICES)
-    old = server.pids[service]
-    server.kill(service)
-    deadline = time.monotonic() + RESTART_PATIENCE_S
-    while server.pids.get(service, old) == old:
-        assert time.monotonic() < deadline, f"{service} was not restarted"
-        time.sleep(0.05)
+    replace_killed(server, service)
     return service
 
 

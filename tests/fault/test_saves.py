@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.fault.cluster import replace_killed
 from tests.integration.auditing import bus_of
 from tests.integration.conftest import connect, start, stop
 from tests.integration.steps import new_model, step
@@ -19,7 +19,6 @@ from tinsmith.messages.table import CHECKPOINTS
 SAVES = 50
 KILLS = 8
 SERVICES = ("trainer", "checkpointer", "broker")
-RESTART_PATIENCE_S = 90.0
 RESULT_PATIENCE_S = 180.0
 
 
@@ -60,16 +59,6 @@ def save_all(model, pace):
     return saves
 
 
-def kill(server, service):
-    """Wait until there is another of the service."""
-    old = server.pids[service]
-    server.kill(service)
-    deadline = time.monotonic() + RESTART_PATIENCE_S
-    while server.pids.get(service, old) == old:
-        assert time.monotonic() < deadline, f"{service} was not restarted"
-        time.sleep(0.05)
-
-
 def ended(future):
     """The path that was saved, or why it was not."""
     try:
@@ -107,7 +96,7 @@ def test_killed_at_random_each_save_is_whole_or_failed(tmp_path, model_folder):
             for _ in range(KILLS):
                 pace.kill_begins(after=rng.randrange(1, SAVES // KILLS))
                 killed.append(rng.choice(SERVICES))
-                kill(server, killed[-1])
+                replace_killed(server, killed[-1])
             outcomes = {name: ended(future) for name, future in running.result(300)}
         saved = {path for path, _ in outcomes.values() if path}
         listed = asyncio.run(verified(server))
@@ -127,7 +116,7 @@ def test_killed_at_random_each_save_is_whole_or_failed(tmp_path, model_folder):
 def sampled(client, path):
     from tinker import types as T
 
-    sampler = client.create_sampling_client(model_path=path)
+    sampler = client.create_sampling_client(model_path=path).result()
     prompt = T.ModelInput.from_ints([5, 6, 7])
     answer = sampler.sample(prompt, 1, T.SamplingParams(max_tokens=2, temperature=0.0))
     assert answer.result(timeout=RESULT_PATIENCE_S).sequences

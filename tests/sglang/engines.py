@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -33,20 +34,23 @@ async def engine_on(server, **options) -> AsyncIterator[SglangEngine]:
 
 
 class Renewed:
-    """A server for an engine that can be lost at will: a new client knows no adapters either."""
+    """The session's server, for an engine that can lose it at will; it is not ended by us.
+
+    A new client knows no adapters either, as if its server had been started anew.
+    """
 
     def __init__(self, server) -> None:
         self._server = server
-        self._given = GivenServer(server.url, key=server.key)
+        self._ended = asyncio.Event()
         self.client: SglangClient | None = None
 
     async def start(self):
-        await self._given.start()
         return await self.renew()
 
     async def renew(self):
         """The client of before fails from now on, as when its server dies."""
-        lost, self.client = self.client, SglangClient(self._server.url, key=self._server.key)
+        server, lost = self._server, self.client
+        self.client = SglangClient(server.url, key=server.key, folder=server.folder)
         if lost is not None:
             await lost.close()
         return self.client
@@ -55,8 +59,10 @@ class Renewed:
         return self.client
 
     async def wait_ended(self):
-        await self._given.wait_ended()
+        await self._ended.wait()
 
     async def close(self):
+        if self.client.is_paused:  # a test has failed in between
+            await self.client.resume()
         await self.client.close()
-        await self._given.close()
+        self._ended.set()

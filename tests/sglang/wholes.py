@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -16,7 +15,6 @@ from tinsmith.weights.publisher import Publisher, Wanted
 from tinsmith.weights.specs import TensorSpec
 from tinsmith_sampler.following import Follower
 from tinsmith_sampler.model import TorchOptions
-from tinsmith_sampler.sglang.client import SglangClient
 from tinsmith_sampler.sglang.whole_engine import SglangWholeEngine
 from tinsmith_sampler.standing import Standing
 
@@ -78,38 +76,6 @@ class Trained:
             logits = self.model(whole).logits[0, len(prompt) - 1 : -1]
         found = logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])
         return found[:, 0].numpy()
-
-
-class Reached:
-    """The session's server of whole models, which a test neither starts nor ends."""
-
-    def __init__(self, server):
-        self._server = server
-        self.client = None
-        self._ended = asyncio.Event()
-
-    async def start(self):
-        return await self.renew()
-
-    async def renew(self):
-        """The client of before fails from now on, as when its server dies."""
-        server, lost = self._server, self.client
-        self.client = SglangClient(server.url, key=server.key, folder=server.folder)
-        if lost is not None:
-            await lost.close()
-        return self.client
-
-    async def current(self):
-        return self.client
-
-    async def wait_ended(self):
-        await self._ended.wait()
-
-    async def close(self):
-        if self.client.is_paused:  # a test has failed in between
-            await self.client.resume()
-        await self.client.close()
-        self._ended.set()
 
 
 def engine(model, server):
