@@ -65,11 +65,14 @@ class References:
         found |= {digest: "samples" async for digest in claims.of_samples()}
         await self._read_payloads()
         found |= self._payloads
-        return found | await self.of_parts()
+        return found | await self._of_parts()
 
     async def of_parts(self) -> dict[str, Need]:
         """As ``now``, of files of weights and states alone: it reads less."""
         await self._drop_pruned()
+        return await self._of_parts()
+
+    async def _of_parts(self) -> dict[str, Need]:
         await self._read_logs()
         await self._read_samples()
         found = self._in_logs | await self._of_samplers()

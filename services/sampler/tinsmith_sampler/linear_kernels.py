@@ -165,8 +165,8 @@ def _row_range(weight: torch.Tensor, product: Product) -> RowRange:
         return RowRange(BLOCK, is_open=False)
     key = weight.shape, weight.dtype
     if key not in _measured:
-        measure = _of_bfloat16 if weight.dtype == torch.bfloat16 else _of_float32
-        _measured[key] = measure(weight, product)
+        is_rounded = weight.dtype == torch.bfloat16
+        _measured[key] = _of_bfloat16(weight) if is_rounded else _of_float32(weight, product)
     return _measured[key]
 
 
@@ -184,7 +184,7 @@ def _range(product: Product, inputs: int) -> RowRange:
     return RowRange(_least(product, _pattern(BLOCK, inputs)), is_open=False)
 
 
-def _of_bfloat16(weight: torch.Tensor, _: Product) -> RowRange:
+def _of_bfloat16(weight: torch.Tensor) -> RowRange:
     """Tall products are not compared."""
     outputs, inputs = weight.shape
     x, stand_in = _cancelling(BLOCK, min(outputs, _SPARE // inputs), inputs)

@@ -90,7 +90,7 @@ def test_a_kernel_that_adds_up_one_row_otherwise_is_found_in_bfloat16(monkeypatc
     monkeypatch.setattr(linear_kernels, "_laid_out", lambda w: w)
     w = weight((8, 576), torch.bfloat16)
 
-    assert linear_kernels._of_bfloat16(w, None).least == 2
+    assert linear_kernels._of_bfloat16(w).least == 2
 
 
 @pytest.mark.parametrize("is_open", [True, False])
