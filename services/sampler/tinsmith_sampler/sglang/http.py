@@ -83,8 +83,10 @@ class Http:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._is_closed:
             raise SglangGone("its client was closed")
-        if self._session is None:  # no limit of connections: each row of a batch holds one
-            connector = aiohttp.TCPConnector(limit=0)
+        if self._session is None:
+            # No limit of connections: each row of a batch holds one. And none is used twice: the
+            # server closes those that are idle, perhaps just when the next call is on its way.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         data = None if body is None else msgspec.json.encode(body)
