@@ -1,6 +1,7 @@
 """A model that is trained whole, and two samplers that follow every version of it.
 
-    python -m tests.bench.followed [--steps N] [--model FOLDER] [--plot FILE] [--python SGLANG]
+    python -m tests.bench.followed [--steps N] [--rates RATE ...] [--model FOLDER] [--plot FILE]
+                                   [--python SGLANG]
 
 Steps of reinforcement learning on all weights with AdamW, at rates from 1e-6 to 1e-5, each on rows
 that both samplers drew by the version before: the built-in engine and a real SGLang server, in
@@ -206,7 +207,7 @@ async def run(bus, options):
         version, _, _ = await published(publisher, trainer, samplers)
         drawn, found = await drawn_by(samplers, version, 0), []
         for step in range(options.steps):
-            rate = RATES[step * len(RATES) // options.steps]
+            rate = options.rates[step * len(options.rates) // options.steps]
             rows = [row for each in drawn for row in each]
             old = await asyncio.to_thread(trainer.step, rows, rate)
             version, made, started = await published(publisher, trainer, samplers)
@@ -253,16 +254,16 @@ def coded(made, old, new):
     }
 
 
-def table(found):
+def table(found, rates):
     """Medians and the most, of each rate."""
     names = [*COLUMNS, *(f"{name}_{key}" for name in BOTH for key in OF_EACH)]
     lines = [
-        "| | " + " | ".join(f"{rate:g}" for rate in RATES) + " |",
-        "|---|" + "---|" * len(RATES),
+        "| | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+        "|---|" + "---|" * len(rates),
     ]
     for name in names:
         cells = []
-        for rate in RATES:
+        for rate in rates:
             values = [row[name] for row in found if row["rate"] == rate]
             cells.append(f"{statistics.median(values):.4g} ({max(values):.4g})" if values else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -272,6 +273,7 @@ def table(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="one after another")
     parser.add_argument("--model", help="a folder; without it, the demo's model, which is fetched")
     parser.add_argument("--python", type=Path, default=default_python())
     parser.add_argument("--plot", type=Path)
@@ -281,7 +283,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         options.folder = folder
         found = asyncio.run(on_a_broker(Path(folder), options))
-    sys.stdout.write(table(found))
+    sys.stdout.write(table(found, options.rates))
     if options.plot is not None:
         names = [
             f"{name}_{key}" for name in ("torch", "sglang") for key in ("pause_ms", "active_ms")

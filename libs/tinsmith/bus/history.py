@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BATCH = 100
 SILENCE_S = 30.0  # without a message, then the caller hears of it
+LOOK_S = 2.0  # without a message, then whether there is one is asked again
 _ERR_NO_STREAM = 10059
 
 
@@ -42,17 +43,27 @@ async def stretch(
     early. A consumer that the broker has forgotten meanwhile is replaced.
 
     Raises:
-        BrokerUnavailable: the broker was silent for too long.
+        BrokerUnavailable: the broker was silent for too long, or the rest has been deleted.
     """
-    consumer = ""
+    client, js = connection
+    clock = asyncio.get_running_loop().time
+    consumer, heard = "", clock()
     while first <= last:
         if not consumer:
             wanted = reading_consumer(subject, first, headers_only=headers_only)
-            consumer = (await _consumer(connection[1], stream, wanted)).name
-        batch = await _batch(connection[0], stream, consumer, last)
+            found = await _consumer(js, stream, wanted)
+            if not found.num_pending:
+                raise BrokerUnavailable(f"{stream} was deleted up to {last} meanwhile; read again")
+            consumer = found.name
+        batch = await _batch(client, stream, consumer, last)
+        if not batch and clock() - heard > SILENCE_S:
+            reason = f"the broker sent nothing of {stream} for {SILENCE_S:g} s; is it running?"
+            raise BrokerUnavailable(reason)
         for msg in batch:
             yield msg
             first = msg.metadata.sequence.stream + 1
+        if batch:
+            heard = clock()
         if len(batch) < BATCH:
             consumer = ""
 
@@ -76,22 +87,17 @@ async def kept(
 
 
 async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[Msg]:
-    """The next messages, up to ``last``; fewer than ``BATCH`` when the consumer is gone."""
+    """The next messages, up to ``last``; fewer than ``BATCH`` when no more come for now."""
     messages = cast("AsyncGenerator[Msg]", Pull(client, stream, consumer, batch=BATCH).messages())
     found: list[Msg] = []
     loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(SILENCE_S) as limit, contextlib.aclosing(messages):
+    with contextlib.suppress(TimeoutError, ConsumerGone):
+        async with asyncio.timeout(LOOK_S) as limit, contextlib.aclosing(messages):
             async for msg in messages:
-                limit.reschedule(loop.time() + SILENCE_S)
+                limit.reschedule(loop.time() + LOOK_S)
                 found.append(msg)
                 if len(found) == BATCH or msg.metadata.sequence.stream >= last:
                     break
-    except ConsumerGone:
-        pass
-    except TimeoutError as exc:
-        reason = f"the broker sent nothing of {stream} for {SILENCE_S:g} s; is it running?"
-        raise BrokerUnavailable(reason) from exc
     return found
 
 

@@ -56,6 +56,18 @@ async def test_reading_goes_on_over_a_kill_of_the_broker(broker, bus, monkeypatc
     assert seqs == list(range(9))
 
 
+@pytest.mark.parametrize("batch", [2, 3])
+async def test_what_is_deleted_while_it_is_read_is_told_at_once(bus, monkeypatch, batch):
+    monkeypatch.setattr(history, "BATCH", batch)
+    monkeypatch.setattr(history, "LOOK_S", 0.5)
+    await write(bus)
+    entries = bus.log.entries(MODEL, from_op=0)
+    await anext(entries)
+    await bus._connection[1].purge_stream("TS_LOG")
+    with pytest.raises(BrokerUnavailable, match="deleted"):
+        [entry async for entry in entries]
+
+
 async def test_stopping_early_leaves_nothing_open(bus, monkeypatch):
     """A subscription with messages in it would hold up the end of the connection for 30 s."""
     monkeypatch.setattr(history, "BATCH", 5)
@@ -70,6 +82,7 @@ async def test_stopping_early_leaves_nothing_open(bus, monkeypatch):
 async def test_a_broker_that_stays_away_is_named(broker, bus, monkeypatch):
     monkeypatch.setattr(history, "BATCH", 2)
     monkeypatch.setattr(history, "SILENCE_S", 0.5)
+    monkeypatch.setattr(history, "LOOK_S", 0.2)
     monkeypatch.setattr(history, "READ_PATIENCE_S", 0.5)
     await write(bus)
     entries = bus.log.entries(MODEL, from_op=0)
