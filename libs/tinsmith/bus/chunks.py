@@ -18,15 +18,12 @@ from tinsmith.messages.base import BlobRef
 from tinsmith.messages.table import CHUNK_STREAM, CHUNK_TEMPLATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from nats.aio.client import Client
     from nats.js import JetStreamContext
 
 CHUNK_BYTES = 4 << 20
 """Larger ones hold up what else is on the connection; smaller ones cost a sync to disk each."""
 _ENVELOPE = 4096  # subject, headers and what the broker adds to an answer
-WINDOW = 4  # chunks on their way at a time, each way
 
 
 class Put(NamedTuple):
@@ -76,20 +73,6 @@ class ChunkStore:
             msg = f"chunk {ref.blake3} of {lineage_id} is damaged: its bytes have another digest"
             raise BlobMissing(msg)
         return data
-
-    async def all(self, lineage_id: str, refs: Sequence[BlobRef]) -> AsyncGenerator[bytes]:
-        """The chunks of ``refs`` in their order, some of them ahead; raises as ``get``."""
-        tasks: list[asyncio.Task[bytes]] = []
-        try:
-            for number in range(len(refs)):
-                ahead = refs[number + len(tasks) : number + WINDOW]
-                tasks += [asyncio.create_task(self.get(lineage_id, ref)) for ref in ahead]
-                yield await tasks[0]
-                del tasks[0]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def forget(self, lineage_id: str, *, before: int) -> None:
         """Delete the lineage's chunks below stream sequence ``before``.

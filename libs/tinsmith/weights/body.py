@@ -6,6 +6,7 @@ lengths: it cannot point at anything but what was sent.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -57,7 +58,8 @@ class BodyWriter:
         self.tensors: list[TensorChange] = []
         """Of what was added."""
         self._limit = limit
-        self._open = bytearray()
+        self._open: list[memoryview] = []  # of the chunk that is not complete yet
+        self._length = 0  # theirs
 
     def add(self, whole: Whole) -> Iterator[bytes]:
         """The chunks that are complete with this change."""
@@ -65,10 +67,11 @@ class BodyWriter:
         bare = msgspec.structs.replace(whole.change, data=b"")
         self.tensors.append(TensorChange(whole.name, bare, len(data), whole.digest))
         while data:
-            taken = data[: self._limit - len(self._open)]
+            taken = data[: self._limit - self._length]
             data = data[len(taken) :]
-            self._open += taken
-            if len(self._open) == self._limit:
+            self._open.append(taken)
+            self._length += len(taken)
+            if self._length == self._limit:
                 yield self._cut()
 
     def finish(self) -> Iterator[bytes]:
@@ -77,7 +80,8 @@ class BodyWriter:
             yield self._cut()
 
     def _cut(self) -> bytes:
-        chunk, self._open = bytes(self._open), bytearray()
+        chunk = b"".join(self._open)
+        self._open, self._length = [], 0
         return chunk
 
 
@@ -90,16 +94,17 @@ class BodyReader:
         if len(names) != len(tensors) or any(entry.length < 0 for entry in tensors):
             raise DamagedStream("a table of changes names a tensor twice, or a negative length")
         self._left = list(reversed(tensors))
-        self._open = bytearray()
+        self._open: deque[memoryview] = deque()
+        self._length = 0  # of what is open
 
     def feed(self, chunk: bytes) -> Iterator[Whole]:
         """The changes that are complete with this chunk."""
-        self._open += chunk
-        while self._left and self._left[-1].length <= len(self._open):
+        if chunk:
+            self._open.append(memoryview(chunk))
+            self._length += len(chunk)
+        while self._left and self._left[-1].length <= self._length:
             entry = self._left.pop()
-            data = bytes(self._open[: entry.length])
-            del self._open[: entry.length]
-            change = msgspec.structs.replace(entry.change, data=data)
+            change = msgspec.structs.replace(entry.change, data=self._taken(entry.length))
             yield Whole(entry.name, change, entry.digest)
 
     def finish(self) -> Iterator[Whole]:
@@ -109,11 +114,22 @@ class BodyReader:
             DamagedStream: the chunks were longer or shorter than their table says.
         """
         yield from self.feed(b"")
-        if self._left or self._open:
+        if self._left or self._length:
             raise DamagedStream(
-                f"chunks do not hold what their table says: {len(self._open)} bytes over, "
+                f"chunks do not hold what their table says: {self._length} bytes over, "
                 f"{len(self._left)} changes missing"
             )
+
+    def _taken(self, length: int) -> bytes:
+        self._length -= length
+        pieces = []
+        while length:
+            piece = self._open.popleft()
+            pieces.append(piece[:length])
+            if len(piece) > length:
+                self._open.appendleft(piece[length:])
+            length -= len(pieces[-1])
+        return b"".join(pieces)
 
 
 def encode_manifest(manifest: Manifest, limit: int) -> list[bytes]:

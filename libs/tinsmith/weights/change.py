@@ -5,9 +5,10 @@
     set    positions and new patterns: may be applied twice, and to an unknown base
     xor    old and new patterns combined, byte planes
     dense  the new patterns, byte planes
+    raw    the new patterns as they are: for what nearly is no smaller when it is coded
 
 Which is smallest is found by trial on a sample, or by a look at some steps if few elements have
-changed. Whatever is written has been read back first.
+changed. Whatever is coded has been read back first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from tinsmith.weights.streams import DamagedStream, Unpacker, join_planes, pack,
 if TYPE_CHECKING:
     from tinsmith.weights.bits import Bits, Indices
 
-Kind: TypeAlias = Literal["same", "ulp", "set", "xor", "dense"]
+Kind: TypeAlias = Literal["same", "ulp", "set", "xor", "dense", "raw"]
+
+WHOLE: tuple[Kind, ...] = ("dense", "raw")
+"""Forms that hold every pattern, and need none of before."""
 
 SAMPLE_PIECES = 8
 SAMPLE_PIECE = 1 << 14  # elements
@@ -75,22 +79,24 @@ def dense(bits: Bits) -> Change:
     return change
 
 
+def raw(bits: Bits) -> Change:
+    """All of ``bits``, to whatever was there, without an attempt to make them smaller."""
+    nothing = np.empty(0, np.int64)
+    return Change("raw", bits.itemsize, bits.size, bits.size, _write("raw", bits, bits, nothing))
+
+
 def read(change: Change, old: Bits) -> Sparse | Bits:
     """The new patterns: where they are and which, or all of them when the form is not sparse.
 
     Raises:
         DamagedStream: the change is not one that ``between`` has made, or not of this tensor.
     """
-    if (old.itemsize, old.size) != (change.width, change.size):
-        raise DamagedStream(
-            f"the change is of {change.size} elements of {change.width} bytes, "
-            f"the tensor has {old.size} of {old.itemsize}"
-        )
+    _check(change, old.itemsize, old.size)
     match change.kind:
         case "same":
             return Sparse(np.empty(0, np.int64), np.empty(0, old.dtype))
-        case "dense":
-            return _read_planes(change)
+        case "dense" | "raw":
+            return _read_all(change)
         case "xor":
             patterns: Bits = old ^ _read_planes(change)
             return patterns
@@ -99,6 +105,20 @@ def read(change: Change, old: Bits) -> Sparse | Bits:
         case "ulp":
             indices, steps = _read_steps(change)
             return Sparse(indices, unordered(ordered(old[indices]) + steps))
+
+
+def whole(change: Change, width: int, size: int) -> Bits:
+    """All patterns of a tensor of ``size`` elements of ``width`` bytes, of which nothing is known.
+
+    They are read-only if they are those of ``change.data`` itself.
+
+    Raises:
+        DamagedStream: as ``read``, and for a change that has only some of them.
+    """
+    _check(change, width, size)
+    if change.kind not in WHOLE:
+        raise DamagedStream(f"a {change.kind} change has not all patterns of its tensor")
+    return _read_all(change)
 
 
 def apply(change: Change, old: Bits) -> Bits:
@@ -119,13 +139,12 @@ def fold(first: Change, second: Change) -> Change:
     """
     if (first.width, first.size) != (second.width, second.size):
         raise DamagedStream("changes of different tensors cannot be folded")
-    if first.kind == "same" or second.kind == "dense":
+    if first.kind == "same" or second.kind in WHOLE:
         return second
     if second.kind == "same":
         return first
-    if first.kind == "dense":
-        new = apply(second, _read_planes(first))
-        return msgspec.structs.replace(first, count=first.size, data=pack(planes(new)))
+    if first.kind in WHOLE:
+        return dense(apply(second, _read_all(first)))
     match first.kind, second.kind:
         case "ulp", "ulp":
             return _of_steps(first, _add(_read_steps(first), _read_steps(second)))
@@ -145,6 +164,14 @@ def invert(change: Change) -> Change:
         raise InvalidRequest(f"a {change.kind} change does not know what was there before it")
     indices, steps = _read_steps(change)
     return _of_steps(change, Sparse(indices, -steps))
+
+
+def _check(change: Change, width: int, size: int) -> None:
+    if (width, size) != (change.width, change.size):
+        raise DamagedStream(
+            f"the change is of {change.size} elements of {change.width} bytes, "
+            f"the tensor has {size} of {width}"
+        )
 
 
 def _checked(change: Change, old: Bits, new: Bits, indices: Indices) -> Sparse | Bits:
@@ -184,6 +211,8 @@ def _write(kind: Kind, old: Bits, new: Bits, indices: Indices) -> bytes:
     match kind:
         case "dense":
             return pack(planes(new))
+        case "raw":
+            return new.astype(f"<u{new.itemsize}", copy=False).tobytes()
         case "xor":
             return pack(planes(old ^ new))
         case "set":
@@ -212,6 +241,16 @@ def _read_set(change: Change) -> Sparse:
     indices = sparse.read_positions(streams, _count(change), change.size)
     values = join_planes([streams.next(change.count) for _ in range(change.width)])
     return Sparse(indices, values)
+
+
+def _read_all(change: Change) -> Bits:
+    if change.kind == "dense":
+        return _read_planes(change)
+    if len(change.data) != change.size * change.width:
+        raise DamagedStream(
+            f"{len(change.data)} bytes are not {change.size} elements of {change.width} bytes"
+        )
+    return np.frombuffer(change.data, f"<u{change.width}")
 
 
 def _read_planes(change: Change) -> Bits:

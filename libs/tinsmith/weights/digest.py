@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from tinsmith.weights.bits import Bits, Indices
 
 FORMAT = "tinsmith-root-1"
-BLOCK = 1 << 14  # elements at a time: what a core's cache holds
+BLOCK = 1 << 15  # elements at a time: what a core's cache holds
 _U = np.uint64
 GOLDEN = _U(0x9E3779B97F4A7C15)
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_STEPS = (np.arange(BLOCK, dtype=_U) << _U(32)) * GOLDEN
+"""What the indices of a block add, beside that of its first."""
 
 
 class TensorEntry(NamedTuple):
@@ -39,24 +42,26 @@ class TensorEntry(NamedTuple):
 
 def digest(name: str, bits: Bits, *, start: int = 0) -> int:
     """The digest of a whole tensor, or of the shard of it that begins at element ``start``."""
-    salt = _salt(name)
-    total = 0
-    count = np.arange(min(BLOCK, bits.size), dtype=_U)
+    salt, total = int(_salt(name)), 0
+    mixed, spare = np.empty((2, min(BLOCK, bits.size)), _U)
     for offset in range(0, bits.size, BLOCK):
         block = bits[offset : offset + BLOCK]
-        total += _sum(count[: block.size] + _U(start + offset), block, salt)
-    return total & 0xFFFF_FFFF_FFFF_FFFF
+        x = np.multiply(block, GOLDEN, out=mixed[: block.size], dtype=_U)
+        x += _STEPS[: block.size]
+        x += _U(((start + offset << 32) * int(GOLDEN) + salt) & _MASK)
+        total += _mixed(x, spare[: block.size])
+    return total & _MASK
 
 
 def updated(name: str, before: int, indices: Indices, old: Bits, new: Bits) -> int:
     """The digest after the elements at ``indices`` went from ``old`` to ``new``."""
     salt, at = _salt(name), indices.astype(_U)
-    return (before - _sum(at, old, salt) + _sum(at, new, salt)) & 0xFFFF_FFFF_FFFF_FFFF
+    return (before - _sum(at, old, salt) + _sum(at, new, salt)) & _MASK
 
 
 def part(name: str, indices: Indices, bits: Bits) -> int:
     """What the elements at ``indices`` with these ``bits`` add to the tensor's digest."""
-    return _sum(indices.astype(_U), bits, _salt(name)) & 0xFFFF_FFFF_FFFF_FFFF
+    return _sum(indices.astype(_U), bits, _salt(name)) & _MASK
 
 
 def salt(name: str) -> int:
@@ -79,9 +84,14 @@ def _sum(index: NDArray[np.uint64], bits: Bits, salt: np.uint64) -> int:
     x |= bits
     x *= GOLDEN
     x += salt
-    x ^= x >> _U(30)
+    return _mixed(x, np.empty_like(x))
+
+
+def _mixed(x: NDArray[np.uint64], spare: NDArray[np.uint64]) -> int:
+    """The sum of mix64 of each; both arrays are spent."""
+    x ^= np.right_shift(x, _U(30), out=spare)
     x *= _U(0xBF58476D1CE4E5B9)
-    x ^= x >> _U(27)
+    x ^= np.right_shift(x, _U(27), out=spare)
     x *= _U(0x94D049BB133111EB)
-    x ^= x >> _U(31)
+    x ^= np.right_shift(x, _U(31), out=spare)
     return int(x.sum(dtype=_U))

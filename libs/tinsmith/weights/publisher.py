@@ -19,6 +19,7 @@ from tinsmith.messages.weights import LineageOpened, WeightsStored
 from tinsmith.weights.body import Whole
 from tinsmith.weights.folding import Folding
 from tinsmith.weights.held import Held
+from tinsmith.weights.places import StreamChunks
 from tinsmith.weights.planes import plane
 from tinsmith.weights.policy import Policy, kept_from
 from tinsmith.weights.sending import send
@@ -262,13 +263,14 @@ class Publisher:
     async def _store(self, wholes: Iterable[Whole], entry: WeightsStored) -> None:
         """Chunks, then the entry."""
         specs = self._state.specs if entry.form == "full" else None
-        sent = await send(self._chunks, entry.lineage_id, wholes, specs)
+        chunks = StreamChunks(self._chunks, entry.lineage_id)
+        sent = await send(chunks, wholes, specs)
         await self._writer.store(
             msgspec.structs.replace(
                 entry,
                 manifest=sent.manifest,
                 size=sent.size,
-                first_chunk=sent.first_chunk,
+                first_chunk=chunks.first,
                 time_ns=time.time_ns(),
             )
         )

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tinsmith.errors import BlobMissing, InvalidRequest
+from tinsmith.weights import wholes
 from tinsmith.weights.body import BodyReader, decode_manifest
 from tinsmith.weights.delta import Delta
-from tinsmith.weights.state import WeightState, WrongBits
-from tinsmith.weights.streams import DamagedStream
+from tinsmith.weights.places import StreamChunks, in_order
+from tinsmith.weights.state import WrongBits
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from tinsmith.bus.chunks import ChunkStore
+    from tinsmith.messages.base import BlobRef
     from tinsmith.messages.weights import WeightsStored
-    from tinsmith.weights.body import Manifest, Whole
+    from tinsmith.weights.body import Whole
+    from tinsmith.weights.state import WeightState
+
+R = TypeVar("R")
 
 TRIES = 4
 """A chunk that is damaged or not there is asked for again before its entry is given up: at another
@@ -46,27 +53,23 @@ class Fetcher:
             Unusable: it cannot be had.
             BrokerUnavailable: the broker is away.
         """
-        _, wholes = await self._wholes(stored)
-        changes = {whole.name: whole.change for whole in wholes}
-        digests = {whole.name: whole.digest for whole in wholes}
+        read = await self._tried(stored, lambda: _changes(self._source(stored), stored.manifest))
+        changes = {whole.name: whole.change for whole in read}
+        digests = {whole.name: whole.digest for whole in read}
         return Delta(stored.base_root, stored.root, changes, digests)
 
     async def state(self, stored: WeightsStored) -> WeightState:
         """A whole state, proven. Raises as ``delta``."""
-        manifest, wholes = await self._wholes(stored)
-        try:
-            state = await asyncio.to_thread(WeightState.read, manifest.specs, wholes)
-        except (WrongBits, InvalidRequest) as exc:
-            raise Unusable(stored, exc) from exc
-        if state.root != stored.root:
-            raise Unusable(stored, WrongBits(f"the state is {state.root}, not {stored.root}"))
-        return state
+        return await self._tried(
+            stored, lambda: wholes.fetch(self._source(stored), stored.manifest, stored.root)
+        )
 
-    async def _wholes(self, stored: WeightsStored) -> tuple[Manifest, list[Whole]]:
+    async def _tried(self, stored: WeightsStored, read: Callable[[], Awaitable[R]]) -> R:
         for tries_left in reversed(range(TRIES)):
             try:
-                return await self._read(stored)
-            except DamagedStream as exc:  # its chunks are what was put: nothing else will come
+                return await read()
+            except (WrongBits, InvalidRequest) as exc:
+                # Its chunks are what was put: nothing else will come.
                 raise Unusable(stored, exc) from exc
             except BlobMissing as exc:
                 if not tries_left:
@@ -74,15 +77,28 @@ class Fetcher:
                 await asyncio.sleep(self._retry_s)
         raise AssertionError
 
-    async def _read(self, stored: WeightsStored) -> tuple[Manifest, list[Whole]]:
-        pieces = [chunk async for chunk in self._chunks.all(stored.lineage_id, stored.manifest)]
-        self.received_bytes += sum(map(len, pieces))
-        manifest = decode_manifest(pieces)
-        body = BodyReader(manifest.tensors)
-        wholes: list[Whole] = []
-        chunks = self._chunks.all(stored.lineage_id, manifest.chunks)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                self.received_bytes += len(chunk)
-                wholes += body.feed(chunk)
-        return manifest, [*wholes, *body.finish()]
+    def _source(self, stored: WeightsStored) -> _Counted:
+        return _Counted(self, StreamChunks(self._chunks, stored.lineage_id))
+
+
+class _Counted:
+    """Tells a fetcher how much comes from its lineage."""
+
+    def __init__(self, fetcher: Fetcher, chunks: StreamChunks) -> None:
+        self._fetcher = fetcher
+        self._chunks = chunks
+
+    async def get(self, ref: BlobRef) -> bytes:
+        data = await self._chunks.get(ref)
+        self._fetcher.received_bytes += len(data)
+        return data
+
+
+async def _changes(chunks: _Counted, manifest: Sequence[BlobRef]) -> list[Whole]:
+    listed = decode_manifest([piece async for piece in in_order(chunks, manifest)])
+    body = BodyReader(listed.tensors)
+    found: list[Whole] = []
+    async with aclosing(in_order(chunks, listed.chunks)) as coming:
+        async for chunk in coming:
+            found += body.feed(chunk)
+    return [*found, *body.finish()]

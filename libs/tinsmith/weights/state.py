@@ -14,13 +14,13 @@ import numpy as np
 from tinsmith.errors import InvalidRequest, ServerError
 from tinsmith.weights.bits import changed
 from tinsmith.weights.body import Whole
-from tinsmith.weights.change import apply, compare, dense, read
+from tinsmith.weights.change import apply, compare, dense, read, whole
 from tinsmith.weights.delta import Delta
 from tinsmith.weights.digest import TensorEntry, digest, root, updated
 from tinsmith.weights.sparse import Sparse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tinsmith.weights.bits import Bits
     from tinsmith.weights.change import Change
@@ -65,27 +65,6 @@ class WeightState:
         self._digests = dict(digests or {name: digest(name, b) for name, b in bits.items()})
         self.root = self._root(self._digests)
 
-    @classmethod
-    def read(cls, specs: Mapping[str, TensorSpec], wholes: Iterable[Whole]) -> WeightState:
-        """The state that ``full`` has written, each tensor proven as it comes.
-
-        Raises:
-            WrongBits, DamagedStream: it is not that.
-        """
-        bits: dict[str, Bits] = {}
-        digests: dict[str, int] = {}
-        for whole in wholes:
-            if whole.change.kind not in ("dense", "same") or whole.name not in specs:
-                raise WrongBits(f"{whole.name!r} is no tensor of a full state")
-            nothing = np.zeros(specs[whole.name].size, f"<u{itemsize(specs[whole.name])}")
-            bits[whole.name] = apply(whole.change, nothing)
-            digests[whole.name] = digest(whole.name, bits[whole.name])
-            if (found := digests[whole.name]) != whole.digest:
-                raise WrongBits(f"{whole.name!r} is {found:016x}, not as its state says")
-        if missing := specs.keys() - bits.keys():
-            raise WrongBits(f"{min(missing)!r} is missing from a full state")
-        return cls(specs, bits, digests)
-
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """Of all tensors."""
@@ -106,10 +85,10 @@ class WeightState:
         """Of all tensors."""
         return sum(array.nbytes for array in self._bits.values())
 
-    def full(self) -> Iterator[Whole]:
-        """All of it, tensor by tensor."""
+    def full(self, code: Callable[[Bits], Change] = dense) -> Iterator[Whole]:
+        """All of it, tensor by tensor, each written by ``code``: ``dense`` or ``raw``."""
         for name, bits in self._bits.items():
-            yield Whole(name, dense(bits), self._digests[name])
+            yield Whole(name, code(bits), self._digests[name])
 
     def __getitem__(self, name: str) -> Bits:
         """The bits of one tensor, not copied."""
@@ -213,6 +192,42 @@ class WeightState:
             TensorEntry(name, spec.dtype, spec.shape, digests[name])
             for name, spec in self._specs.items()
         )
+
+
+class StateReader:
+    """Takes in what ``WeightState.full`` has written, each tensor proven as it comes."""
+
+    def __init__(
+        self, specs: Mapping[str, TensorSpec], into: Mapping[str, Bits] | None = None
+    ) -> None:
+        """With ``into`` the bits are written there, one array per spec, and not to new ones."""
+        self._specs = specs
+        self._into = into
+        self._bits: dict[str, Bits] = {}
+        self._digests: dict[str, int] = {}
+
+    def take(self, read: Whole) -> None:
+        """Raises WrongBits or DamagedStream when it is not a tensor of that state."""
+        spec = self._specs.get(read.name)
+        if spec is None:
+            raise WrongBits(f"{read.name!r} is no tensor of a full state")
+        bits = whole(read.change, itemsize(spec), spec.size)
+        if (found := digest(read.name, bits)) != read.digest:
+            raise WrongBits(f"{read.name!r} is {found:016x}, not as its state says")
+        if self._into is not None:
+            self._into[read.name][:] = bits
+            bits = self._into[read.name]
+        self._bits[read.name] = bits if bits.flags.writeable else bits.copy()
+        self._digests[read.name] = found
+
+    def finish(self, root: str) -> WeightState:
+        """The state; WrongBits when a tensor is missing, or it is another than ``root`` names."""
+        if missing := self._specs.keys() - self._bits.keys():
+            raise WrongBits(f"{min(missing)!r} is missing from a full state")
+        state = WeightState(self._specs, self._bits, self._digests)
+        if state.root != root:
+            raise WrongBits(f"the state is {state.root}, not {root}")
+        return state
 
 
 def itemsize(spec: TensorSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
@@ -12,10 +13,14 @@ from tinsmith.messages.base import Failed
 from tinsmith.messages.checkpoints import GetCheckpoint
 from tinsmith.messages.failures import to_failed
 from tinsmith.parts import check_manifest, check_parts
-from tinsmith_trainer import saves
+from tinsmith.weights.change import raw
+from tinsmith.weights.places import BlobChunks, in_order
+from tinsmith.weights.sending import send
+from tinsmith_trainer import saved_states, saves
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.parts import NEW
 from tinsmith_trainer.state import digest
+from tinsmith_trainer.training_files import state_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
@@ -134,7 +139,12 @@ class Executor:
 
         ``snapshot`` is spent.
         """
-        return await self._put(await self._files(snapshot, with_optimizer=True))
+        state = await asyncio.to_thread(saved_states.state_of, snapshot)
+        chunks = BlobChunks(self._blobs, state.size_bytes)
+        sent = await send(chunks, state.full(raw), state.specs)
+        about = await self._blobs.put(state_file(snapshot, root=state.root))
+        self._engine.spare.keep(snapshot)
+        return saved_states.parts(about, sent)
 
     async def _files(self, snapshot: Snapshot, *, with_optimizer: bool) -> Mapping[str, bytes]:
         """The files of ``snapshot``, which is spent."""
@@ -183,11 +193,13 @@ class Executor:
     ) -> ops.CreateModelDone:
         """Give the model the state that lies in ``parts``; see ``TrainingEngine.restore``.
 
-        They are a checkpoint's, or those of a state that was saved for the next owner: the same
-        files of the same names.
+        They are a checkpoint's, or those of a state that was saved for the next owner, which may
+        be the files of a checkpoint as well: earlier versions wrote it so.
         """
         check_parts(parts)
-        files = {name: await self._blobs.get(ref) for name, ref in parts.items()}
+        read = in_order(BlobChunks(self._blobs), list(parts.values()))
+        async with aclosing(read) as contents:
+            files = dict(zip(parts, [data async for data in contents], strict=True))
         await self._compute.readings.ended(model_id)
         done = await self._compute.run(
             model_id,

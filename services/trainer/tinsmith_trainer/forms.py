@@ -12,8 +12,8 @@ import torch
 
 from tinsmith import whole
 from tinsmith.errors import NoRoom, NotSupported
-from tinsmith.messages.ops import LoraShape
-from tinsmith_trainer import checkpoint_files, whole_files
+from tinsmith.messages.ops import WHOLE, LoraShape
+from tinsmith_trainer import checkpoint_files, saved_states, whole_files
 from tinsmith_trainer.adapters import Adapter, LoraLayout
 from tinsmith_trainer.lora import check_shape
 from tinsmith_trainer.optim import Moments
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tinsmith.messages.ops import OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel
     from tinsmith_trainer.trainable import Snapshot, Trainable
+    from tinsmith_trainer.training_files import TrainerState
 
 
 _READ_COPIES = 2
@@ -38,6 +39,9 @@ class Form(Protocol):
 
     passes: Any
     """What runs micro-batches of such a tenant, with ``run`` and ``kept_bytes``."""
+
+    gradient_bytes: int
+    """What the gradient of a pass takes for as long as the pass lasts, beside the tenant's."""
 
     def fresh(self, lora: LoraShape, optimizer: OptimizerFamily) -> Trainable:
         """A tenant that was never trained; InvalidRequest for a shape that cannot be."""
@@ -65,6 +69,8 @@ def form_of(base: BaseModel) -> Form:
 class AdapterForm:
     """Any number of adapters."""
 
+    gradient_bytes = 0
+
     def __init__(self, base: BaseModel) -> None:
         """Puts adapted layers into ``base.model``."""
         self._device = base.device
@@ -79,7 +85,9 @@ class AdapterForm:
     def from_files(
         self, files: Mapping[str, bytes], *, with_optimizer: bool, optimizer: OptimizerFamily
     ) -> Snapshot:
-        """See ``checkpoint_files``."""
+        """See ``checkpoint_files``; or ``saved_states``, which have their optimizer."""
+        if with_optimizer and saved_states.holds(files):
+            return saved_states.read(files, base_model=self._name, blank=self._blank)
         return checkpoint_files.from_files(
             files,
             base_model=self._name,
@@ -87,6 +95,11 @@ class AdapterForm:
             with_optimizer=with_optimizer,
             optimizer=optimizer,
         )
+
+    def _blank(self, state: TrainerState) -> Snapshot:
+        check_shape(state.lora)
+        layout = LoraLayout(self.passes.targets.of(state.lora), state.rank)
+        return saved_states.blank(state, state.lora, layout)
 
     def restored(self, snapshot: Snapshot, *, replacing: Trainable | None) -> Adapter:  # noqa: ARG002 - of the protocol
         """An adapter beside the others."""
@@ -111,6 +124,8 @@ class AdapterForm:
 class WholeForm:
     """One tenant, which is the model."""
 
+    gradient_bytes = 0
+
     def __init__(self, base: BaseModel) -> None:
         """Takes over the parameters of ``base.model``."""
         self._device = base.device
@@ -134,11 +149,14 @@ class WholeForm:
     def from_files(
         self, files: Mapping[str, bytes], *, with_optimizer: bool, optimizer: OptimizerFamily
     ) -> Snapshot:
-        """See ``whole_files``.
+        """See ``whole_files``; or ``saved_states``, which have their optimizer.
 
         Raises:
             NoRoom: there is no memory for them.
         """
+        if with_optimizer and saved_states.holds(files):
+            check_room("reading", sum(map(len, files.values())))
+            return saved_states.read(files, base_model=self._name, blank=self._blank)
         held = [data for name, data in files.items() if with_optimizer or "optim" not in name]
         check_room("reading", _READ_COPIES * sum(map(len, held)))
         return whole_files.from_files(
@@ -149,6 +167,9 @@ class WholeForm:
             with_optimizer=with_optimizer,
             optimizer=optimizer,
         )
+
+    def _blank(self, state: TrainerState) -> Snapshot:
+        return saved_states.blank(state, WHOLE, self._parameters.layout, self._parameters.config)
 
     def restored(self, snapshot: Snapshot, *, replacing: Trainable | None) -> WholeModel:
         """The snapshot's own arrays where they can be used as they are.

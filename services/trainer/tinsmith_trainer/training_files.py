@@ -53,6 +53,8 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     train_mlp: bool
     train_unembed: bool
     optimizer: OptimizerFamily = "adamw"
+    root: str = ""
+    """By which its tensors are proven, where they are chunks (``saved_states``)."""
 
     @property
     def lora(self) -> LoraShape:
@@ -60,7 +62,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
         return LoraShape(**{name: getattr(self, name) for name in LoraShape.__struct_fields__})
 
 
-def state_file(snapshot: Snapshot) -> bytes:
+def state_file(snapshot: Snapshot, *, root: str = "") -> bytes:
     """``trainer_state.json`` of a snapshot."""
     family = snapshot.optimizer.family
     fields: dict[str, object] = {
@@ -71,6 +73,8 @@ def state_file(snapshot: Snapshot) -> bytes:
     }
     if family != "adamw":
         fields["optimizer"] = family
+    if root:
+        fields["root"] = root
     return as_json(fields)
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import structlog
 from tests.integration.contexts import context_of
 
 from tinsmith import ids
@@ -17,6 +18,7 @@ from tinsmith.messages import ops, registry, table
 from tinsmith.messages.base import Failed, Tensor
 from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
+from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.engine import TrainingEngine
@@ -228,29 +230,76 @@ async def test_a_model_moves_on_after_another_has_ended(broker, bus, blobs, base
         await train(moved, 3, 4)
 
 
-async def test_a_saved_state_shortens_a_take_over(broker, bus, blobs, base, monkeypatch):
+async def saved_state(client):
+    async with asyncio.timeout(60):
+        while await client.bus.log.newest_state(client.model) is None:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def repeated(monkeypatch):
+    """The seqs of what executors are asked to carry out from when it is emptied."""
+    seqs = []
+    execute = Executor.execute
+    monkeypatch.setattr(
+        Executor, "execute", lambda self, op, *rest: seqs.append(op.seq) or execute(self, op, *rest)
+    )
+    return seqs
+
+
+async def as_checkpoint(self, snapshot):
+    """How earlier versions stored a state."""
+    return await self._put(to_files(snapshot, with_optimizer=True))
+
+
+@pytest.mark.parametrize("form", ["chunks", "checkpoint"])
+async def test_a_saved_state_shortens_a_take_over(
+    broker, bus, blobs, base, monkeypatch, repeated, form
+):
     """Only what came after it is repeated, and the weights are the same bits."""
+    if form == "checkpoint":
+        monkeypatch.setattr(Executor, "store", as_checkpoint)
     moved, stayed = Client(bus), Client(bus)
     async with trainer(broker, blobs, base, "trainer-a", snapshot_steps=2):
         await moved.create()
         await train(moved, 1, 9)
-        async with asyncio.timeout(30):
-            while await bus.log.newest_state(moved.model) is None:
-                await asyncio.sleep(0.01)
+        await saved_state(moved)
     saved = await bus.log.newest_state(moved.model)  # perhaps another one, saved meanwhile
-    repeated = []
-    execute = Executor.execute
-    monkeypatch.setattr(
-        Executor,
-        "execute",
-        lambda self, op, *rest: repeated.append(op.seq) or execute(self, op, *rest),
-    )
+    assert ("manifest-00001" in saved.parts) == (form == "chunks")
+    repeated.clear()
     async with trainer(broker, blobs, base, "trainer-b") as running:
         await train(moved, 10, 10)
         assert repeated == list(range(saved.seq + 1, 11))
         await stayed.create()
         await train(stayed, 1, 10)
         assert (weights(running, moved) == weights(running, stayed)).all()
+
+
+@pytest.mark.parametrize("part", ["chunk-00001", "manifest-00001", "trainer_state.json"])
+@pytest.mark.parametrize("damage", ["gone", "short", "flipped"])
+async def test_a_saved_state_that_is_damaged_costs_time_and_nothing_else(
+    broker, bus, blobs, base, repeated, part, damage
+):
+    client = Client(bus)
+    async with trainer(broker, blobs, base, "trainer-a", snapshot_steps=2):
+        await client.create()
+        await train(client, 1, 4)
+        await saved_state(client)
+    ref = (await bus.log.newest_state(client.model)).parts[part]
+    path = blobs._place._folder / ref.blake3[:2] / ref.blake3[2:]
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(data[:-1] if damage == "short" else bytes([data[0] ^ 1]) + data[1:])
+    expected = [record.state_blake3 for record in await client.records()]
+    repeated.clear()
+    with structlog.testing.capture_logs() as told:
+        async with trainer(broker, blobs, base, "trainer-b"):
+            await train(client, 5, 6)
+
+    assert repeated == list(range(7))
+    assert any("cannot be used; starting from the first op" in one["event"] for one in told)
+    assert [record.state_blake3 for record in await client.records()][:5] == expected
 
 
 async def test_a_log_that_repeats_differently_breaks_the_model_loudly(

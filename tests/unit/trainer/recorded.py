@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
+from tests.unit.trainer.saved import saved
 
 from tinsmith.errors import BlobMissing, UserError
 from tinsmith.logbook import Entry
@@ -20,7 +21,7 @@ from tinsmith_trainer.repeating import changes_state
 from tinsmith_trainer.state import digest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
 RUN = "abcdefghijklmnopqrstuvwxyz:train:0"
@@ -134,11 +135,12 @@ class Recorder:
             return to_failed(exc)
 
     def parts(self) -> dict[str, BlobRef]:
-        """The model as it is, in the blob store."""
-        parts = {}
-        for name, data in to_files(self.engine.snapshot(RUN), with_optimizer=True).items():
-            parts[name] = BlobRef(blake3(data).hexdigest(), len(data))
-            self.blobs[parts[name]] = data
+        """The model as it is, as a checkpoint in the blob store."""
+        return self._put(to_files(self.engine.snapshot(RUN), with_optimizer=True))
+
+    def _put(self, files: Mapping[str, bytes]) -> dict[str, BlobRef]:
+        parts = refs(files)
+        self.blobs |= {parts[name]: data for name, data in files.items()}
         return parts
 
     def save(self, body: ops.SaveWeights | ops.SaveWeightsForSampler) -> None:
@@ -150,13 +152,15 @@ class Recorder:
         self.do(body, done(path="tinker://x", size_bytes=size_bytes, parts=parts))
 
     def save_state(self) -> None:
+        state_blake3 = digest(self.engine.state(RUN))
+        parts = self._put(saved(self.engine, self.engine.snapshot(RUN)))
         self.list.append(
             ops.StateSaved(
                 model_id=RUN,
                 seq=self.seq - 1,
                 epoch=self.epoch,
-                state_blake3=digest(self.engine.state(RUN)),
-                parts=self.parts(),
+                state_blake3=state_blake3,
+                parts=parts,
                 prev_blake3="",
             )
         )

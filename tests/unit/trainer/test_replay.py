@@ -327,6 +327,26 @@ async def test_a_saved_state_that_is_none_is_found_by_its_segment(book, replayed
     assert place(await replayed(book, share=1.0)) == (6, "state_saved", "parts")
 
 
+async def test_a_saved_state_that_earlier_versions_wrote_as_a_checkpoint_is_a_start(
+    tiny_llama, replayed
+):
+    run = Recorder(tiny_llama)
+    run.do(ops.CreateModel(base_model="tiny", lora=ops.LoraShape(rank=4)))
+    for _ in range(2):
+        run.do(cross_entropy(X))
+        run.do(STEP)
+    run.save_state()
+    old, parts = run.list[-1], run.parts()
+    assert "manifest-00001" in old.parts
+    run.list[-1] = msgspec.structs.replace(old, parts=parts)
+    run.do(cross_entropy(X))
+    run.do(STEP)
+    summary = await replayed(run.book(), first=5)
+
+    assert summary.verdict == "equal"
+    assert summary.ops_led_up == 0
+
+
 async def test_a_saved_state_without_a_digest_is_no_start(book, replayed):
     first, second = saved_states(book)
     book.replace(first, state_blake3="")

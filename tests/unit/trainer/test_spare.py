@@ -67,11 +67,14 @@ async def test_saves_that_overlap_hold_each_its_own_moment(
     compute = Compute()
     executor = Executor(trained, compute, None, blobs, base_model="tiny", patience_s=0)
     serving, saving, expected = asyncio.create_task(compute.serve()), [], []
+    found = []
     for _ in range(6):
         expected.append(train(trained, "m"))
         saving.append(asyncio.create_task(executor.store(await executor.copy("m"))))
-    stored = [{n: await blobs.get(r) for n, r in (await one).items()} for one in saving]
+    for one in saving:
+        await executor.restore("m", await one, with_optimizer=True)
+        found.append(dict(to_files(trained.snapshot("m"), with_optimizer=True)))
     serving.cancel()
     compute.close()
 
-    assert stored == expected
+    assert found == expected

@@ -17,7 +17,7 @@ from tinsmith.weights import change as change_module
 from tinsmith.weights.bits import ordered, unordered, unzigzag, zigzag
 
 WIDTHS = [np.uint8, np.uint16, np.uint32]
-KINDS = ["ulp", "set", "xor", "dense"]
+KINDS = ["ulp", "set", "xor", "dense", "raw"]
 
 
 def random_bits(rng, size, dtype=np.uint16):
@@ -164,7 +164,7 @@ def test_forms_without_a_sum_say_so(first, second, monkeypatch):
         fold(one, between(b, a))
 
 
-@pytest.mark.parametrize("kind", ["set", "dense"])
+@pytest.mark.parametrize("kind", ["set", "dense", "raw"])
 def test_what_does_not_know_the_old_cannot_be_undone(kind, monkeypatch):
     monkeypatch.setattr(change_module, "_smallest", lambda *_, **__: kind)
     old = np.arange(100, dtype=np.uint16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,12 +13,15 @@ from tinsmith.errors import InvalidRequest
 from tinsmith.weights import DamagedStream
 from tinsmith.weights.bits import ordered, unordered
 from tinsmith.weights.body import BodyReader, BodyWriter, Whole
+from tinsmith.weights.change import dense, raw
 from tinsmith.weights.delta import Delta
 from tinsmith.weights.specs import TensorSpec
-from tinsmith.weights.state import WeightState, WrongBits, bits_of
+from tinsmith.weights.state import StateReader, WeightState, WrongBits, bits_of
 
 SHAPES = {"embed": (500, 16), "norm": (16,), "mlp.up": (64, 16), "mlp.down": (16, 64)}
 SPECS = {name: TensorSpec("bfloat16", shape) for name, shape in SHAPES.items()}
+
+both_codes = pytest.mark.parametrize("code", [dense, raw])
 
 
 def first_bits():
@@ -65,6 +69,13 @@ def arrived(table, chunks, like):
     changes = {whole.name: whole.change for whole in wholes}
     digests = {whole.name: whole.digest for whole in wholes}
     return Delta(like.base_root, like.root, changes, digests)
+
+
+def read_whole(wholes, root):
+    reader = StateReader(SPECS)
+    for whole in wholes:
+        reader.take(whole)
+    return reader.finish(root)
 
 
 def over_the_wire(delta):
@@ -163,27 +174,67 @@ def test_a_bit_flipped_in_memory_is_found():
         held.check()
 
 
-def test_a_full_state_is_read_as_it_was_written():
-    held = state()
+@both_codes
+def test_a_full_state_is_read_as_it_was_written_and_goes_on(code):
+    versions, deltas = history(1)
+    read = read_whole(state().full(code), state().root)
+    read.swap(read.stage(deltas[0]))
 
-    assert WeightState.read(SPECS, held.full()).root == held.root
+    for name, bits in versions[1].items():
+        assert np.array_equal(read[name], bits)
 
 
-def test_a_full_state_without_one_of_its_tensors_is_refused():
-    first, *others = state().full()
+@both_codes
+def test_a_full_state_is_read_into_arrays_that_are_there(code):
+    into = {name: np.empty_like(bits) for name, bits in first_bits().items()}
+    reader = StateReader(SPECS, into)
+    for whole in state().full(code):
+        reader.take(whole)
+    read = reader.finish(state().root)
+
+    for name, bits in first_bits().items():
+        assert read[name] is into[name]
+        assert np.array_equal(into[name], bits)
+
+
+@both_codes
+def test_a_full_state_without_one_of_its_tensors_is_refused(code):
+    first, *others = state().full(code)
 
     with pytest.raises(WrongBits, match=first.name):
-        WeightState.read(SPECS, others)
+        read_whole(others, state().root)
 
 
-def test_a_full_state_with_a_flipped_bit_is_refused():
+@both_codes
+def test_a_full_state_with_a_flipped_bit_is_refused(code):
     held = state()
-    wholes = list(held.full())
+    wholes = list(held.full(code))
     held["norm"][3] ^= 1
-    damaged = [*wholes[:1], *list(held.full())[1:]]
+    damaged = [*wholes[:1], *list(held.full(code))[1:]]
 
     with pytest.raises(WrongBits, match="norm"):
-        WeightState.read(SPECS, damaged)
+        read_whole(damaged, held.root)
+
+
+def test_a_full_state_of_another_root_is_refused():
+    with pytest.raises(WrongBits, match="the state is "):
+        read_whole(state().full(), "0" * 64)
+
+
+@both_codes
+def test_a_tensor_that_no_spec_names_is_refused(code):
+    (whole, *_) = state().full(code)
+
+    with pytest.raises(WrongBits, match="'other' is no tensor"):
+        StateReader(SPECS).take(msgspec.structs.replace(whole, name="other"))
+
+
+def test_a_change_is_no_tensor_of_a_full_state():
+    (delta,) = history(1)[1]
+    whole = Whole("embed", delta.changes["embed"], delta.digests["embed"])
+
+    with pytest.raises(DamagedStream, match="has not all patterns"):
+        StateReader(SPECS).take(whole)
 
 
 def test_what_is_prepared_is_what_others_stage():
