@@ -46,6 +46,8 @@ _FLOATS = {"embed_tokens", "lm_head", "gate", "router"}
 _PACKED = {"_blocks": 2, "_scales": 0}
 """Weights in one stored byte of the 4-bit form in which gpt-oss is published."""
 
+_STATE_COPIES = 5
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
@@ -106,6 +108,13 @@ class ModelFiles:
                 each = _QUANTISED_BYTES.get(quantization, each)
             total += prod(shape) * each * (packed[0] if packed else 1)
         return int(total)
+
+    def state_bytes(self, shards: int = 1) -> int:
+        """What training all weights takes beside them, on each of ``shards`` ranks; in float32.
+
+        Masters, the accumulated gradient and the one that is being added to it, two moments.
+        """
+        return _STATE_COPIES * self.weight_bytes("float32") // shards
 
 
 def _is_quantised(name: str, shape: tuple[int, ...]) -> bool:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from tests.fault.cluster import PATIENCE_S, READY_PATIENCE_S, last_state, records, until
-from tests.integration.steps import datum, new_model
+from tests.integration.conftest import MODEL
+from tests.integration.steps import RANK, datum, new_model
 from tinker import types as T
+
+from tinsmith.messages import ops
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -46,6 +49,10 @@ def send_steps(model):
     return promised
 
 
+def has_state(entries):
+    return any(isinstance(entry, ops.StateSaved) for entry in entries)
+
+
 def losses(promised):
     return [future.result().metrics["loss:sum"] for future in promised[::2]]
 
@@ -74,6 +81,41 @@ def test_a_run_goes_on_after_the_death_of_any_rank(new_cluster, clients):
     code, heard = cluster.audit("replay", killed.model_id)  # by one process
     assert code == 0, heard
     assert "compared 13 results and 7 states" in heard
+
+
+def test_slices_of_what_is_trained_whole_are_rebuilt_after_the_death_of_any_rank(
+    new_cluster, clients
+):
+    """And go on with a trainer of one rank, which has none."""
+    cluster = new_cluster(trainer=TRAINER)
+    config = cluster.config.read_text()
+    cluster.config.write_text(config.replace("[gateway]", "full = true\n[gateway]", 1))
+    sliced = {"model": f"{MODEL}:full", "sharding": "weights", "snapshot_steps": 1}
+    gateway, _ = cluster.start("gateway", "checkpointer")
+    (trainer,) = cluster.start("trainer", **sliced)
+    client = clients(cluster.server(gateway))
+    model = client.create_lora_training_client(sliced["model"], rank=RANK).result()
+    for is_first in (False, True):
+        (second,) = followers(trainer)
+        promised = send_steps(model)
+        promised[0].result()  # so that the rest is under way
+        if is_first:
+            until(lambda: has_state(cluster.log(model.model_id)), "a saved state")
+        os.kill(trainer.process.pid if is_first else second, signal.SIGKILL)
+        until(lambda: not trainer.is_running and is_gone(second), "both")  # noqa: B023
+        assert trainer.process.returncode == (-signal.SIGKILL if is_first else 1)
+        (trainer,) = cluster.start("trainer", **sliced)
+        losses(promised)
+    until(lambda: trainer.events("state restored"), "the last owner to begin with one")
+    model.save_state("end").result()
+    trainer.process.terminate()
+    assert trainer.process.wait(PATIENCE_S) == 0
+    cluster.start("trainer", **sliced | {"ranks": 1, "sharding": "none"})
+    losses(send_steps(model))
+
+    code, heard = cluster.audit("replay", model.model_id)  # by one process
+    assert code == 0, heard
+    assert "compared 20 results and 10 states" in heard
 
 
 def test_ranks_start_and_stop_together(new_cluster, clients):

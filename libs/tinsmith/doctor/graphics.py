@@ -74,14 +74,23 @@ def _judged(subject: Subject, found: Sequence[Gpu]) -> Finding:
         files = state.files
         if files is None or subject.setting("trainer", "device", model) == "cpu":
             continue
-        need = files.weight_bytes(model.dtype, model.quantization)
+        weights, ranks = files.weight_bytes(model.dtype, model.quantization), 1
         if subject.setting("trainer", "sharding", model) == "weights":
-            need //= int(subject.setting("trainer", "ranks", model))
-        if need > largest:
+            ranks = int(subject.setting("trainer", "ranks", model))
+        if weights // ranks > largest:
             return fail(
                 "gpu",
-                f"{told}; the weights of {model.name} are {size(need)}",
+                f"{told}; the weights of {model.name} are {size(weights // ranks)}",
                 'set dtype = "bfloat16" or quantization = "nf4", or serve a smaller model',
+            )
+        gradient = weights if ranks > 1 else 0  # of a pass, beside the slices of their sum
+        need = weights + gradient + files.state_bytes(ranks)
+        if model.full and need > largest:
+            return fail(
+                "gpu",
+                f"{told}; training all weights of {model.name} takes {size(need)}",
+                'set dtype = "bfloat16", share it among more ranks (trainer.sharding = "weights"), '
+                "or leave out full = true",
             )
     return ok("gpu", told)
 

@@ -179,12 +179,14 @@ class ForwardBackwardDone(Message, frozen=True, kw_only=True):
     passes: tuple[tuple[int, ...], ...] = ()  # indices of the datums computed together, in order
     frames: tuple[Frame | None, ...] = ()  # of each pass, None of one without others; () if all are
     ranks: int = 1  # pass k is of sum k mod ranks of the gradient, and those are added up in order
+    by_pass: bool = False  # each pass is a sum of its own: ``ranks`` decided the passes alone
 
 
 class OptimStepDone(Message, frozen=True, kw_only=True):
     """The step was applied."""
 
     metrics: dict[str, float] = {}
+    norm_block: int = 0  # the norm is that of the norms of blocks of so many numbers; 0: of all
 
 
 class SaveWeightsDone(Message, frozen=True, kw_only=True):

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 DTypeName = Literal["float32", "bfloat16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
-_WHOLE_COPIES = 5
-"""Masters, the accumulated gradient and the one that is being added to it, two moments."""
-
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
@@ -75,7 +72,8 @@ def load(  # noqa: PLR0913 - what the configuration says of one model
     ``quantization`` holds the linear layers in 4 or 8 bits, for all adapters together; they
     compute in ``dtype``. ``context_length`` may lower the model's own limit. There must be room
     for the weights and for a pass over ``pass_tokens``. With ``shards`` the device will have one of
-    so many; all weights are on the host then, to be taken apart.
+    so many: of the weights, which are all on the host then, to be taken apart; or, of a model that
+    is trained whole, of its training state.
 
     Raises:
         StartupError: files are missing or damaged, the architecture is unknown, there is no such
@@ -87,11 +85,11 @@ def load(  # noqa: PLR0913 - what the configuration says of one model
 
     where = find_device(device)
     model_files.check_quantization(files, quantization, device=where.type)
-    if shards > 1:
+    if shards > 1 and not whole.is_whole(name):
         _check_room_of_shard(files, name, dtype, where, pass_tokens, shards)
         where = torch.device("cpu")
     else:
-        _check_room(files, name, dtype, quantization, where, pass_tokens)
+        _check_room(files, name, dtype, quantization, where, pass_tokens, shards)
     model = pretrained.load(files, getattr(torch, dtype), quantization, where)
     config = model.config.get_text_config()
     info = BaseModelInfo(
@@ -127,6 +125,7 @@ def _check_room(
     quantization: Quantization,
     device: torch.device,
     pass_tokens: int,
+    shards: int,
 ) -> None:
     import torch
 
@@ -138,12 +137,16 @@ def _check_room(
     is_whole = whole.is_whole(name)
     can_quantise = quantization != "nf4" and files.stored_form is None and not is_whole
     if is_whole:
-        needs["for training all weights in float32"] = _WHOLE_COPIES * files.weight_bytes("float32")
+        needs["for training all weights in float32"] = files.state_bytes(shards)
+    if is_whole and shards > 1:
+        needs["for the gradient of a pass"] = files.weight_bytes(dtype)
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes()
     remedies = [
         'set dtype to "bfloat16"' if dtype == "float32" else "",
         'set quantization to "nf4"' if can_quantise else "",
+        'set trainer.sharding to "weights", with several ranks' if is_whole and shards == 1 else "",
+        "use more ranks" if shards > 1 else "",
         "take full = true out of its [[models]] entry" if is_whole else "",
         "lower microbatch_tokens" if pass_tokens else "",
         "or serve a smaller model",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tinsmith.messages.ops import ForwardBackward, Frame, LoraShape, OptimizerFamily, OptimStep
+from tinsmith.messages.ops import ForwardBackward, LoraShape, OptimizerFamily, OptimStep
+from tinsmith_trainer.parts import Past
 
 
 class Command(msgspec.Struct, frozen=True, tag=True):
@@ -33,8 +34,7 @@ class Begin(Command, frozen=True):
 
     model_id: str
     op: ForwardBackward
-    frames: tuple[Frame | None, ...]
-    ranks: int | None
+    past: Past
 
 
 class Advance(Command, frozen=True):
@@ -52,6 +52,7 @@ class Step(Command, frozen=True):
 
     model_id: str
     op: OptimStep
+    past: Past
 
 
 class Drop(Command, frozen=True):

@@ -34,7 +34,8 @@ class TrainerConfig(Section, frozen=True, kw_only=True):
     on a CPU they share its cores. See ``docs/running.md``."""
     sharding: Literal["none", "weights"] = "none"
     """``weights``: each of the ranks holds its part of the base, and gathers a layer when it
-    computes with it: larger models, the same results. See ``docs/running.md``."""
+    computes with it; of a model that is trained whole, its part of masters, moments and gradient.
+    Larger models, the same results. See ``docs/running.md``."""
     checkpointing: bool = False
     """Compute a layer's activations again when their gradient is due instead of keeping them:
     memory for a third more time, and the same results. For long sequences."""

@@ -27,7 +27,6 @@ from tinsmith_trainer.room import Room
 from tinsmith_trainer.scoring import Scoring
 from tinsmith_trainer.shares import Alone
 from tinsmith_trainer.spare import Spare
-from tinsmith_trainer.state import StateView
 from tinsmith_trainer.trainable import Snapshot, Tenants
 
 if TYPE_CHECKING:
@@ -39,9 +38,11 @@ if TYPE_CHECKING:
     from tinsmith.messages.ops import LoraShape, OpResult, OptimizerFamily
     from tinsmith_trainer.base_model import BaseModel, BaseModelInfo
     from tinsmith_trainer.datums import Example
+    from tinsmith_trainer.forms import Form
     from tinsmith_trainer.loss import Loss
     from tinsmith_trainer.parts import Made, Outcome, Past
     from tinsmith_trainer.shares import Team
+    from tinsmith_trainer.state import StateView
     from tinsmith_trainer.trainable import Trainable
 
 __all__ = ["EngineOp", "Snapshot", "TrainingEngine"]
@@ -60,20 +61,27 @@ class TrainingEngine:
         microbatch_tokens: int = 4096,
         checkpointing: bool = False,
         team: Team | None = None,
+        form: Form | None = None,
     ) -> None:
         """``microbatch_tokens`` bounds the padded tokens, and so the memory, of one pass.
 
         With ``checkpointing`` layers keep only their inputs for the backward pass, and compute the
         rest once more: the same bits with less memory, in more time. With a ``team`` all of its
-        ranks must carry out the same operations in the same order.
+        ranks must carry out the same operations in the same order. ``form`` is that of its
+        tenants, if it is not the one that the base's name stands for.
         """
         self._team = team or Alone()
         self.info: BaseModelInfo = base.info
         self.microbatch_tokens = microbatch_tokens
         self._limits = datums.Limits(base.info.vocab_size, base.info.context_length)
-        self._form = form_of(base)
+        self._form = form or form_of(base)
         self._passes = self._form.passes
-        self._room = Room(base, self._passes.kept_bytes, checkpointing=checkpointing)
+        self._room = Room(
+            base,
+            self._passes.kept_bytes,
+            checkpointing=checkpointing,
+            gradient_bytes=self._form.gradient_bytes,
+        )
         if checkpointing:
             checkpoint_layers(base.model)
         self._adapters = Tenants()
@@ -95,7 +103,7 @@ class TrainingEngine:
             case ForwardBackward():
                 return self.forward_backward(model_id, op, past)
             case OptimStep():
-                return self.optim_step(model_id, op)
+                return self.optim_step(model_id, op, past)
 
     def create(
         self, model_id: str, lora: LoraShape, optimizer: OptimizerFamily = "adamw"
@@ -159,8 +167,11 @@ class TrainingEngine:
         tenant, with_gradient = self._adapters.get(model_id), not op.forward_only
         loss, settings = losses.chosen(op.loss_fn, op.loss_config)
         examples = self._team.agreed(lambda: self._examples(op, loss, settings))
-        scoring = Scoring(tenant, examples, loss, settings, with_gradient, past, self._team)
-        with tenant.collecting() if with_gradient else nullcontext() as gradient:
+        by_pass = past.by_pass if past.ranks is not None else tenant.adder is not None
+        scoring = Scoring(
+            tenant, examples, loss, settings, with_gradient, past, self._team, by_pass
+        )
+        with tenant.collecting(by_pass=by_pass) if with_gradient else nullcontext() as gradient:
             return (yield from scoring.passes(self.microbatch_tokens, self._alone, gradient))
 
     def can_join(self, parts: Sequence[Part]) -> bool:
@@ -199,7 +210,7 @@ class TrainingEngine:
         part = Part(tenant, [example], losses.find("cross_entropy"), {}, with_gradient=False)
         return self._alone(part).scored[0].logprobs
 
-    def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
+    def optim_step(self, model_id: str, op: OptimStep, past: Past = NEW) -> OptimStepDone:
         """One step on the accumulated gradient, which is gone afterwards.
 
         Without a gradient nothing changes, as in torch.
@@ -213,14 +224,17 @@ class TrainingEngine:
         adapter = self._adapters.get(model_id)
         optim.check(op)
         optim.check_family(adapter.optimizer, op)
+        block = adapter.norm_block if past.norm_block is None else past.norm_block
+        optim.check_block(block)
         try:
-            norm = adapter.step(op)
+            norm = adapter.step(op, block)
         except UnusableGradient:
             adapter.gradient = None
             raise
         adapter.gradient = None
         return OptimStepDone(
-            metrics={"grad_norm": norm, "optimizer_steps": float(adapter.optimizer.steps)}
+            metrics={"grad_norm": norm, "optimizer_steps": float(adapter.optimizer.steps)},
+            norm_block=block,
         )
 
     def snapshot(self, model_id: str) -> Snapshot:
@@ -230,8 +244,7 @@ class TrainingEngine:
 
     def state(self, model_id: str) -> StateView:
         """The model's weights and optimizer state themselves, to be digested beside a pass."""
-        adapter = self._adapters.get(model_id)
-        return StateView(adapter.lora, adapter.weights, adapter.optimizer)
+        return self._adapters.get(model_id).view()
 
     def has_gradient(self, model_id: str) -> bool:
         """Whether a step would find anything to do."""

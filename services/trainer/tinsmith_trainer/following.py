@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tinsmith_trainer import commands
 from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Join, Restore, Step, Stop
-from tinsmith_trainer.parts import Past
 
 if TYPE_CHECKING:
     from tinsmith_trainer.commands import AnyCommand
@@ -23,6 +22,10 @@ class Follower:
 
     def run(self) -> None:
         """Until the first rank stops; results are told there, and errors of all ranks too."""
+        with self._engine.telling():
+            self._follow()
+
+    def _follow(self) -> None:
         while not isinstance(command := commands.decode(self._ranks.hear()), Stop):
             try:
                 self._obey(command)
@@ -31,9 +34,8 @@ class Follower:
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case Begin(model_id, op, frames, ranks):
+            case Begin(model_id, op, past):
                 self._abandon(model_id)
-                past = Past(frames, ranks)
                 self._under_way[model_id] = self._engine.own_passes(model_id, op, past)
             case Advance(model_id):
                 passes = self._under_way.pop(model_id)
@@ -56,8 +58,8 @@ class Follower:
                 self._engine.restore(
                     model_id, files, with_optimizer=with_optimizer, optimizer=optimizer
                 )
-            case Step(model_id, op):
-                self._engine.optim_step(model_id, op)
+            case Step(model_id, op, past):
+                self._engine.optim_step(model_id, op, past)
             case _:
                 msg = f"{type(command).__name__}: no command for a model"
                 raise TypeError(msg)

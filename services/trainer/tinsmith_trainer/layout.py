@@ -7,12 +7,14 @@ of tensors, and a dropped tenant is a handful of arrays that nothing refers to a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -37,7 +39,7 @@ class Layout:
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(parts)
-        self.size = sum(part.size for part in self.parts)
+        *self._starts, self.size = accumulate((part.size for part in self.parts), initial=0)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Each part of ``flat`` [size] by its name, as a view of its shape."""
@@ -47,6 +49,15 @@ class Layout:
             views[part.name] = flat[start : start + part.size].view(part.shape)
             start += part.size
         return views
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[str, slice, slice]]:
+        """What lies in ``flat[start:stop]``: the part, where in it, and where in that range."""
+        for index in range(bisect_right(self._starts, start) - 1, len(self.parts)):
+            begin, part = self._starts[index], self.parts[index]
+            low, high = max(begin, start), min(begin + part.size, stop)
+            if low >= high:
+                return
+            yield part.name, slice(low - begin, high - begin), slice(low - start, high - start)
 
     def matrices(self, flat: Tensor) -> Mapping[str, Tensor]:
         """The parts that are matrices of hidden layers, as views [n, rows, columns]."""

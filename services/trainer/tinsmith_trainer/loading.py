@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tinsmith_trainer.ranks import Ranks
     from tinsmith_trainer.seat import Seat
     from tinsmith_trainer.sharded_base import ShardedBase
+    from tinsmith_trainer.sharded_state import ShardedForm
 
 MICROBATCH_TOKENS = {"cpu": 1024, "cuda": 8192}  # on a CPU, more is no faster and costs memory
 
@@ -50,7 +51,7 @@ def load(
     device = base_model.find_device(config.device)
     tokens = config.microbatch_tokens or MICROBATCH_TOKENS[device.type]
     size = 1 if seat is None else seat.size
-    is_sharded = _is_sharded(model, config, size)
+    shards = _shards(model, config, size)
 
     def loaded() -> tuple[BaseModel, dict[str, str]]:
         base = base_model.load(
@@ -62,7 +63,7 @@ def load(
             context_length=model.context_length,
             tokenizer_id=model.tokenizer,
             pass_tokens=tokens,
-            shards=size if is_sharded else 1,
+            shards=shards,
         )
         told = describe(replace(base, device=device), microbatch_tokens=tokens, ranks=size)
         return base, told
@@ -76,8 +77,9 @@ def load(
     from tinsmith_trainer.ranks import Ranks
 
     ranks = Ranks(seat, device)
+    is_sharded, is_whole = shards > 1, whole.is_whole(model.name)
     base, environment, sharded = (
-        _in_shards(ranks, device, loaded) if is_sharded else (*loaded(), None)
+        _in_shards(ranks, device, loaded) if is_sharded and not is_whole else (*loaded(), None)
     )
     _check_alike(ranks, environment)
     engine = RankedEngine(
@@ -86,23 +88,28 @@ def load(
         microbatch_tokens=tokens,
         checkpointing=config.checkpointing,
         sharded=sharded,
+        form=_sharded_form(base, ranks) if is_sharded and is_whole else None,
     )
     return engine, environment
 
 
-def _is_sharded(model: ModelConfig, config: TrainerConfig, size: int) -> bool:
-    """Raises StartupError for what cannot be."""
+def _sharded_form(base: BaseModel, ranks: Ranks) -> ShardedForm:
+    from tinsmith_trainer.sharded_state import ShardedForm
+
+    return ShardedForm(base, ranks)
+
+
+def _shards(model: ModelConfig, config: TrainerConfig, size: int) -> int:
+    """Into how many a model is divided; StartupError for one that cannot be."""
     if config.sharding == "none":
-        return False
+        return 1
     if size == 1:
         why, remedy = "there is one rank, which holds all", "set trainer.ranks to 2 or more"
     elif model.quantization != "none":
         why = f"weights in {model.quantization} cannot be taken apart"
         remedy = 'set quantization to "none"'
-    elif whole.is_whole(model.name):
-        why, remedy = "all weights are trained, by every rank", "train adapters"
     else:
-        return True
+        return size
     raise StartupError(f'trainer.sharding: {model.name}: {why}; {remedy}, or sharding to "none"')
 
 

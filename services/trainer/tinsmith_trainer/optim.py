@@ -14,6 +14,8 @@ from tinsmith_trainer import dimuon
 from tinsmith_trainer.adamw import Stepped, adamw
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from tinsmith.messages.ops import OptimizerFamily, OptimStep
     from tinsmith_trainer.layout import Layout
 
@@ -21,6 +23,8 @@ _LARGEST_RATE = 1e4
 """No step of this rate takes finite weights out of float32's range; useful ones are below 1."""
 _SMALLEST_EPS = 1e-37
 """Below float32's normal numbers eps is zero, and 0 / 0 for weights without a gradient."""
+NORM_BLOCK = 1 << 16
+"""Numbers of a block where ranks have slices of a gradient: what a GPU reduces in one piece."""
 _LARGEST_NORM = 1e18
 """Near 1e19 a float32 square overflows, and with it the second moment for good."""
 
@@ -88,13 +92,36 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"{name}: {value:g} is out of range; use {low:g} to {high:g}")
 
 
-def norm_of(gradient: Tensor) -> float:
-    """The global L2 norm.
+def norm_of(gradient: Tensor, block: int = 0) -> float:
+    """The global L2 norm; made of those of blocks of so many numbers, unless ``block`` is 0.
+
+    Raises:
+        UnusableGradient: see ``joined``.
+    """
+    if not block:
+        return _usable(float(torch.linalg.vector_norm(gradient)))
+    return joined(block_norms(gradient, block))
+
+
+def block_norms(gradient: Tensor, block: int) -> list[float]:
+    """The norms of consecutive blocks of so many numbers, the last one perhaps of fewer.
+
+    Each depends on its own block alone, and not on how many there are.
+    """
+    found: list[float] = torch.stack(torch._foreach_norm(torch.split(gradient, block))).tolist()  # noqa: SLF001 - as torch's own clipping
+    return found
+
+
+def joined(norms: Iterable[float]) -> float:
+    """The norm of an array from those of its blocks, in whatever order they come.
 
     Raises:
         UnusableGradient: it is NaN, infinite, or so large that AdamW would overflow.
     """
-    norm = float(torch.linalg.vector_norm(gradient))
+    return _usable(math.sqrt(math.fsum(norm * norm for norm in norms)))  # fsum rounds once
+
+
+def _usable(norm: float) -> float:
     if not norm <= _LARGEST_NORM:
         raise UnusableGradient(
             f"gradient: its norm is {norm:g}, over the limit of {_LARGEST_NORM:g}; no step was "
@@ -102,6 +129,15 @@ def norm_of(gradient: Tensor) -> float:
             "advantages of the datums, or go back to a checkpoint from before the model diverged"
         )
     return norm
+
+
+def check_block(block: int) -> None:
+    """Raises InvalidRequest for blocks that no norm is made of."""
+    if block not in {0, NORM_BLOCK}:
+        raise InvalidRequest(
+            f"norm_block: {block} is neither 0 nor {NORM_BLOCK}; the log is damaged, or from "
+            "another version of Tinsmith"
+        )
 
 
 def check_family(state: Moments, op: OptimStep) -> None:
@@ -120,12 +156,19 @@ def check_family(state: Moments, op: OptimStep) -> None:
 
 @torch.no_grad()
 def step(
-    weights: Tensor, gradient: Tensor, state: Moments, op: OptimStep, layout: Layout | None = None
+    weights: Tensor,
+    gradient: Tensor,
+    state: Moments,
+    op: OptimStep,
+    layout: Layout | None = None,
+    *,
+    measure: Callable[[Tensor], float] = norm_of,
 ) -> float:
     """One step in place, by torch's AdamW or by Dimuon; the gradient's norm before clipping.
 
     ``gradient`` is spent. Clipping scales it to ``grad_clip_norm`` as
-    ``torch.nn.utils.clip_grad_norm_`` does. Dimuon needs the ``layout`` of the arrays.
+    ``torch.nn.utils.clip_grad_norm_`` does. Dimuon needs the ``layout`` of the arrays. ``measure``
+    takes the norm of the gradient, of which this may be a part.
 
     Raises:
         InvalidRequest: a hyperparameter is out of range, or the step is of another optimizer.
@@ -134,7 +177,7 @@ def step(
     """
     check(op)
     check_family(state, op)
-    norm = norm_of(gradient)
+    norm = measure(gradient)
     if op.grad_clip_norm:
         gradient *= min(1.0, op.grad_clip_norm / (norm + 1e-6))
     if state.family == "dimuon":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tinsmith.errors import InvalidRequest
-from tinsmith.messages.ops import ForwardBackwardDone, Frame
+from tinsmith.messages.ops import ForwardBackwardDone, Frame, OptimStepDone
 from tinsmith_trainer import packing
 
 if TYPE_CHECKING:
@@ -25,19 +25,27 @@ if TYPE_CHECKING:
 
 
 class Past(NamedTuple):
-    """How the passes of an op that is repeated were made; the default for one that has no past."""
+    """How an op that is repeated was computed; the default for one that has no past."""
 
     frames: tuple[Frame | None, ...] = ()
-    """Of each pass."""
+    """Of each of its passes."""
     ranks: int | None = None
     """By how many."""
+    by_pass: bool = False
+    """Whether the gradients of passes were added up one by one."""
+    norm_block: int | None = None
+    """Of a step: how many numbers the blocks had of which its norm was made, 0 if it was of all."""
 
     @classmethod
     def of(cls, result: OpResult) -> Past:
         """What an op that ended as ``result`` is repeated with."""
-        if not isinstance(result, ForwardBackwardDone):
-            return NEW
-        return cls(result.frames, result.ranks)
+        match result:
+            case ForwardBackwardDone():
+                return cls(result.frames, result.ranks, result.by_pass)
+            case OptimStepDone():
+                return cls(norm_block=result.norm_block)
+            case _:
+                return NEW
 
 
 NEW = Past()

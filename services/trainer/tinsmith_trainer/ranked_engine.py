@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tinsmith_trainer import commands
 from tinsmith_trainer.commands import Advance, Begin, Create, Drop, Join, Restore, Step, Stop
 from tinsmith_trainer.engine import TrainingEngine
 from tinsmith_trainer.parts import NEW, Past
+from tinsmith_trainer.training_files import STATE
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from tinsmith_trainer.parts import Made, Outcome, Part
     from tinsmith_trainer.ranks import Ranks
     from tinsmith_trainer.sharded_base import ShardedBase
+    from tinsmith_trainer.sharded_state import ShardedForm
     from tinsmith_trainer.trainable import Trainable
 
     Passes = Generator[Part, Made | None, ForwardBackwardDone]
+
+R = TypeVar("R")
 
 
 class RankedEngine(TrainingEngine):
@@ -49,11 +53,21 @@ class RankedEngine(TrainingEngine):
         microbatch_tokens: int = 4096,
         checkpointing: bool = False,
         sharded: ShardedBase | None = None,
+        form: ShardedForm | None = None,
     ) -> None:
-        """``sharded`` is what gathers the weights of ``base``, if they are in shards."""
+        """``sharded`` is what gathers the weights of ``base``, if they are in shards.
+
+        ``form`` is given where the state of what is trained is.
+        """
         super().__init__(
-            base, microbatch_tokens=microbatch_tokens, checkpointing=checkpointing, team=ranks
+            base,
+            microbatch_tokens=microbatch_tokens,
+            checkpointing=checkpointing,
+            team=ranks,
+            form=form,
         )
+        self._telling = None if form is None else form.telling
+        self._unread = nullcontext() if form is None else form.telling.unread
         self.ranks = ranks
         self.ranks.idle = lambda part: self.join(with_gradient=part.with_gradient)
         self._sharded = sharded
@@ -62,10 +76,9 @@ class RankedEngine(TrainingEngine):
         self, model_id: str, lora: LoraShape, optimizer: OptimizerFamily = "adamw"
     ) -> CreateModelDone:
         """As its base class, on all ranks."""
-        self._tell(Create(model_id, lora, optimizer))
-        return self.ranks.changed(
+        return self._changed(
+            Create(model_id, lora, optimizer),
             lambda: super(RankedEngine, self).create(model_id, lora, optimizer),
-            lambda: self._tensors(model_id),
         )
 
     def restore(
@@ -77,21 +90,20 @@ class RankedEngine(TrainingEngine):
         optimizer: OptimizerFamily = "adamw",
     ) -> CreateModelDone:
         """As its base class, on all ranks."""
-        self._tell(Restore(model_id, tuple(files), with_optimizer, optimizer))
-        if self.ranks.is_first:
-            for data in files.values():
-                self.ranks.tell(data)
-        return self.ranks.changed(
+        # Where state is in slices, its tensors are dealt out by these.
+        names = tuple(name for name in files if self._telling is None or name == STATE)
+        return self._changed(
+            Restore(model_id, names, with_optimizer, optimizer),
             lambda: super(RankedEngine, self).restore(
                 model_id, files, with_optimizer=with_optimizer, optimizer=optimizer
             ),
-            lambda: self._tensors(model_id),
+            *map(files.__getitem__, names),
         )
 
     def passes(self, model_id: str, op: ForwardBackward, past: Past = NEW) -> Passes:
         """As its base class, on all ranks; what is sent is never used."""
         passes = super().passes(model_id, op, past)
-        self._tell(Begin(model_id, op, past.frames, past.ranks))
+        self._tell(Begin(model_id, op, past))
         while True:
             self._tell(Advance(model_id))
             try:
@@ -120,18 +132,18 @@ class RankedEngine(TrainingEngine):
         with self._round(with_gradient=with_gradient):
             pass
 
-    def optim_step(self, model_id: str, op: OptimStep) -> OptimStepDone:
+    def optim_step(self, model_id: str, op: OptimStep, past: Past = NEW) -> OptimStepDone:
         """As its base class, on all ranks; they must come to the same weights."""
-        self._tell(Step(model_id, op))
-        return self.ranks.changed(
-            lambda: super(RankedEngine, self).optim_step(model_id, op),
-            lambda: self._tensors(model_id),
+        return self._changed(
+            Step(model_id, op, past),
+            lambda: super(RankedEngine, self).optim_step(model_id, op, past),
         )
 
     def drop(self, model_id: str) -> None:
         """As its base class, on all ranks."""
-        self._tell(Drop(model_id))
-        super().drop(model_id)
+        with self._unread:
+            self._tell(Drop(model_id))
+            super().drop(model_id)
 
     def own_passes(self, model_id: str, op: ForwardBackward, past: Past) -> Passes:
         """Of a rank that is not the first: as ``passes``, in step with those of the first."""
@@ -140,6 +152,12 @@ class RankedEngine(TrainingEngine):
     def close(self) -> None:
         """The other ranks end."""
         self._tell(Stop())
+        if self._telling is not None:
+            self._telling.stop()
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Of a rank that is not the first: tell it the slices of states beside what is in here."""
+        return nullcontext() if self._telling is None else self._telling.answering()
 
     def _alone(self, part: Part) -> Made:
         with self._round(with_gradient=part.with_gradient):
@@ -150,11 +168,16 @@ class RankedEngine(TrainingEngine):
             return nullcontext()
         return self._sharded.round(with_gradient=with_gradient)
 
-    def _tell(self, command: Command) -> None:
+    def _tell(self, command: Command, *files: bytes) -> None:
         if self.ranks.is_first:
-            self.ranks.tell(commands.encode(command))
+            for data in (commands.encode(command), *files):
+                self.ranks.tell(data)
 
-    def _tensors(self, model_id: str) -> Iterator[Tensor]:
-        if model_id in self._adapters:
-            state = self._adapters.get(model_id)
-            yield from (state.weights, state.optimizer.exp_avg, state.optimizer.exp_avg_sq)
+    def _changed(self, command: Create | Restore | Step, call: Callable[[], R], *files: bytes) -> R:
+        """What ``call`` returns, on all ranks: the others hear ``command``, and then ``files``."""
+        with self._unread:
+            self._tell(command, *files)
+            return self.ranks.changed(call, lambda: self._alike(command.model_id))
+
+    def _alike(self, model_id: str) -> Iterable[Tensor]:
+        return self._adapters.get(model_id).alike() if model_id in self._adapters else ()

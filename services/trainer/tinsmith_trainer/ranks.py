@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -29,7 +30,7 @@ from tinsmith_trainer.microbatch import Scored
 from tinsmith_trainer.parts import Made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -130,7 +131,7 @@ class Ranks:
     def changed(self, call: Callable[[], R], state: Callable[[], Iterable[Tensor]]) -> R:
         """What ``call``, which changes a model, returns; it must come to the same on every rank.
 
-        ``state`` gives what it has become, 4-byte numbers.
+        ``state`` gives what it has become, numbers of 4 or 2 bytes.
         """
         done, error = _tried(call)
         mine = _Said(failed=_failed(error), digest=_sum_of_bits(state()))
@@ -157,6 +158,41 @@ class Ranks:
             whole = list(mine.view(self.size, share).unbind(0))
             self._collective(dist.all_gather, whole, total)
             chunk.copy_(mine[: len(chunk)])
+
+    def swap(self, theirs: Tensor, mine: Tensor) -> None:
+        """Row r of ``theirs`` becomes what rank r has in the row of this rank."""
+        self._collective(dist.all_to_all_single, theirs, mine)
+
+    def spread(self, rows: Tensor, mine: Tensor) -> None:
+        """Row r of ``rows`` becomes what rank r has as ``mine``."""
+        self._collective(dist.all_gather, list(rows.unbind(0)), mine)
+
+    def deal(self, mine: Tensor, rows: Tensor | None) -> None:
+        """``mine`` becomes this rank's row of those that the first rank gives."""
+        self._collective(dist.scatter, mine, None if rows is None else list(rows.unbind(0)))
+
+    def line(self) -> dist.ProcessGroup:
+        """A connection beside this one, for one more thread; made by all ranks at once."""
+        line: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_FOREVER)
+        return line
+
+    def send(self, tensor: Tensor, rank: int, line: dist.ProcessGroup) -> None:
+        """To ``rank``, on the CPU."""
+        self._collective(dist.send, tensor, rank, line)
+
+    def receive(self, tensor: Tensor, rank: int, line: dist.ProcessGroup) -> None:
+        """Fill ``tensor`` with what ``rank`` sends."""
+        self._collective(dist.recv, tensor, rank, line)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """All ranks do what is in the block: one that cannot is waited for by nobody, and ends."""
+        try:
+            yield
+        except TinsmithError:  # which all ranks come to, from what all of them have
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self.fail("this rank alone has failed", exc_info=error)
 
     def gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> None:
         """Fill ``whole`` with every rank's ``mine``, in their order."""
@@ -224,7 +260,9 @@ def _made_of(said: _Said, part: Part) -> Made:
 
 def _sum_of_bits(tensors: Iterable[Tensor]) -> int:
     """Of equal tensors it is equal, on any device and in any order of adding."""
-    return sum(int(one.detach().view(torch.int32).sum(dtype=torch.int64)) for one in tensors)
+    bits = {2: torch.int16, 4: torch.int32}
+    flat = (one.detach().view(bits[one.element_size()]) for one in tensors)
+    return sum(int(one.sum(dtype=torch.int64)) for one in flat)
 
 
 def _tensor(data: bytes) -> Tensor:

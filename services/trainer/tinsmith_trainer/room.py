@@ -38,12 +38,21 @@ class Room:
     """The memory of one base model's passes."""
 
     def __init__(
-        self, base: BaseModel, kept_bytes: Callable[[int], int], *, checkpointing: bool
+        self,
+        base: BaseModel,
+        kept_bytes: Callable[[int], int],
+        *,
+        checkpointing: bool,
+        gradient_bytes: int = 0,
     ) -> None:
-        """``kept_bytes`` tells what a pass over so many tokens keeps without checkpointing."""
+        """``kept_bytes`` tells what a pass over so many tokens keeps without checkpointing.
+
+        ``gradient_bytes`` is what a pass with a gradient takes for it, however long it is.
+        """
         self._base = base
         self._kept = _measured(kept_bytes)
         self._checkpointing = checkpointing
+        self._gradient_bytes = gradient_bytes
         self._layers = base.model.config.get_text_config().num_hidden_layers
 
     def check(self, where: str, tokens: int, *, with_gradient: bool) -> None:
@@ -68,6 +77,7 @@ class Room:
         working = kept * min(1.0, _WORKING_LAYERS / self._layers)
         if not with_gradient:
             return int(working)
+        working += self._gradient_bytes
         if self._checkpointing:
             return int(working + self._layers * self._input_bytes() * tokens)
         return int(working + kept)

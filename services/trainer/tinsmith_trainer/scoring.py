@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from tinsmith.errors import InvalidRequest
 from tinsmith.messages.base import Tensor
@@ -38,6 +39,8 @@ class Scoring:
     with_gradient: bool
     past: Past = NEW
     team: Team = field(default_factory=Alone)
+    by_pass: bool = False
+    """Whether each pass is a sum of its own."""
 
     def passes(
         self, token_budget: int, alone: Callable[[Part], Made], gradient: Floats | None
@@ -54,9 +57,13 @@ class Scoring:
         plan = packing.plan(lengths, packing.budget(lengths, token_budget, shares))
         frames: dict[int, Frame | None] = {}
         parts = self._parts(plan, token_budget)
-        at_once = shares == self.team.size
-        sums = Sums(gradient, self.team, at_once=at_once)
-        for share in rounds(len(plan), shares, at_once=at_once):
+        adder = self.tenant.adder if self.by_pass else None
+        count = shares
+        if self.by_pass:
+            count = len(plan) if adder is None else self.team.size
+        at_once = adder is not None or (not self.by_pass and shares == self.team.size)
+        sums = Sums(gradient, adder or self.team, at_once=at_once)
+        for share in rounds(len(plan), count, at_once=at_once, is_apart=adder is not None):
             for indices in share:
                 chosen = [parts[index] for index in indices]
                 sent = yield chosen[0]
@@ -70,7 +77,8 @@ class Scoring:
         figures = mismatch.figures(self.loss, self.examples, ordered)
         figures |= custom_loss.figures(self.loss, self.examples, ordered)
         in_order = tuple(frames[index] for index in range(len(plan)))
-        return _done(ordered, plan, figures, in_order if any(in_order) else (), shares)
+        done = _done(ordered, plan, figures, in_order if any(in_order) else (), shares)
+        return structs.replace(done, by_pass=self.by_pass)
 
     def _shares(self) -> int:
         shares = self.team.size if self.past.ranks is None else self.past.ranks

@@ -4,6 +4,9 @@ Pass k is of share k mod N. The passes of a share are added up in their order, a
 in theirs. What that comes to depends on N alone, and not on whether N ranks made the shares at the
 same time or one rank made one after another. So a log of any number of ranks is repeated bit for
 bit on any other.
+
+Where ranks hold slices of the sum (``slices``) each pass is a share of its own, so that none has to
+hold more than its slice.
 """
 
 from __future__ import annotations
@@ -22,7 +25,14 @@ R = TypeVar("R")
 MOST_RANKS = 64
 
 
-class Team(Protocol):
+class Adder(Protocol):
+    """What adds the gradients of ranks up."""
+
+    def add_up(self, sums: Tensor) -> None:
+        """Put the sum over all ranks, in their order, in the place of each rank's ``sums``."""
+
+
+class Team(Adder, Protocol):
     """The ranks of a trainer, as the passes of an op see them."""
 
     size: int
@@ -36,9 +46,6 @@ class Team(Protocol):
 
     def made(self, parts: Sequence[Part], make: Callable[[Part], Made]) -> list[Made]:
         """What comes of ``parts``, each made by the rank of its position; errors as ``agreed``."""
-
-    def add_up(self, sums: Tensor) -> None:
-        """Put the sum over all ranks, in their order, in the place of each rank's ``sums``."""
 
 
 class Alone:
@@ -62,21 +69,22 @@ Round = tuple[int, ...]
 """Indices of passes that are made at once, the first by the first rank."""
 
 
-def rounds(passes: int, shares: int, *, at_once: bool) -> list[list[Round]]:
-    """The rounds of all shares together, or those of each share for itself."""
+def rounds(passes: int, shares: int, *, at_once: bool, is_apart: bool = False) -> list[list[Round]]:
+    """The rounds of all shares together, each of them ``is_apart``; or those of each share."""
     if at_once:
         firsts = range(0, passes, shares)
-        return [[tuple(range(first, min(first + shares, passes))) for first in firsts]]
+        made = [tuple(range(first, min(first + shares, passes))) for first in firsts]
+        return [[one] for one in made] if is_apart else [made]
     return [[(index,) for index in range(share, passes, shares)] for share in range(shares)]
 
 
 class Sums:
     """Adds the shares of one gradient up."""
 
-    def __init__(self, gradient: Tensor | None, team: Team, *, at_once: bool) -> None:
+    def __init__(self, gradient: Tensor | None, adder: Adder, *, at_once: bool) -> None:
         """``gradient`` is where passes add to, if they do."""
         self._gradient = gradient
-        self._team = team
+        self._adder = adder
         self._at_once = at_once
         self._total: Tensor | None = None
 
@@ -85,7 +93,7 @@ class Sums:
         if self._gradient is None:
             return
         if self._at_once:
-            self._team.add_up(self._gradient)
+            self._adder.add_up(self._gradient)
             return
         if self._total is None:
             self._total = self._gradient.clone()

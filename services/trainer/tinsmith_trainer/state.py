@@ -16,6 +16,8 @@ from blake3 import blake3
 from tinsmith.cores import threads
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from tinsmith.messages.ops import LoraShape
@@ -25,13 +27,17 @@ _THREADS = max(2, threads(0))
 """Those cores that do not compute, two at least; the value is the same with any number."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StateView:
     """A model's state, not copied: only valid until the model's next step or load."""
 
     lora: LoraShape
     weights: Tensor  # float32 [n]
     optimizer: Moments
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Weights and both moments, in this order; in any number of consecutive pieces."""
+        return self.weights, self.optimizer.exp_avg, self.optimizer.exp_avg_sq
 
 
 def digest(view: StateView) -> str:
@@ -44,6 +50,6 @@ def digest(view: StateView) -> str:
     if view.optimizer.family != "adamw":  # whose digests are older than the other
         hasher.update(view.optimizer.family.encode())
     hasher.update(view.optimizer.steps.to_bytes(8, "little"))
-    for tensor in (view.weights, view.optimizer.exp_avg, view.optimizer.exp_avg_sq):
+    for tensor in view.tensors():
         hasher.update(tensor.detach().to("cpu", torch.float32).numpy().view("u1").data)
     return hasher.hexdigest()

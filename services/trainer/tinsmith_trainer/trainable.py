@@ -15,15 +15,17 @@ import torch
 
 from tinsmith.errors import InvalidRequest, NotFound
 from tinsmith_trainer import optim
+from tinsmith_trainer.state import StateView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor
 
     from tinsmith.messages.ops import LoraShape, OptimStep
     from tinsmith_trainer.layout import Layout
+    from tinsmith_trainer.shares import Adder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,25 @@ class Trainable(ABC):
         self.gradient: Tensor | None = None
         """What the ops since the last step added up to; None if there were none."""
 
+    norm_block = 0
+    """Of how many numbers the blocks are of whose norms that of the gradient is made; 0: of all."""
+
+    @property
+    def adder(self) -> Adder | None:
+        """What adds the gradients of each pass up, if this rank has but a slice of their sum."""
+        return None
+
     @abstractmethod
     def adding_to(self, gradient: Tensor) -> AbstractContextManager[None]:
         """Let backward passes in the block add to ``gradient``, float32 [layout.size]."""
 
     @contextmanager
-    def collecting(self) -> Iterator[Tensor]:
+    def collecting(self, *, by_pass: bool = False) -> Iterator[Tensor]:  # noqa: ARG002 - of those with an adder
         """Collect gradients in the block, in what it is given, and add them up at its end.
 
         A block that fails leaves the accumulated gradient as it was. Whether the sum is one that
-        a step can use is decided by the step.
+        a step can use is decided by the step. With ``by_pass`` and an ``adder``, that one is to be
+        called after each pass, and what is given is a slice.
         """
         fresh = torch.zeros_like(self.weights)
         with self.adding_to(fresh):
@@ -78,8 +89,10 @@ class Trainable(ABC):
             fresh += self.gradient
         self.gradient = fresh
 
-    def step(self, op: OptimStep) -> float:
+    def step(self, op: OptimStep, norm_block: int) -> float:
         """One step on the accumulated gradient, which is spent; its norm before clipping.
+
+        ``norm_block`` is the model's own, or that of a step which is repeated.
 
         Raises:
             InvalidRequest: a hyperparameter is out of range, or the step is of another optimizer.
@@ -87,7 +100,26 @@ class Trainable(ABC):
         """
         if self.gradient is None:
             return 0.0
-        return optim.step(self.weights, self.gradient, self.optimizer, op, self.layout)
+        return optim.step(
+            self.weights,
+            self.gradient,
+            self.optimizer,
+            op,
+            self.layout,
+            measure=lambda gradient: self.norm_of(gradient, norm_block),
+        )
+
+    def norm_of(self, gradient: Tensor, block: int) -> float:
+        """See ``optim.norm_of``."""
+        return optim.norm_of(gradient, block)
+
+    def view(self) -> StateView:
+        """All that its digest is made of."""
+        return StateView(self.lora, self.weights, self.optimizer)
+
+    def alike(self) -> Iterable[Tensor]:
+        """What is equal on every rank of a trainer."""
+        return self.view().tensors()
 
     @torch.no_grad()
     def snapshot(self, base_model: str, over: Snapshot | None = None) -> Snapshot:

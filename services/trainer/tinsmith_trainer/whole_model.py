@@ -22,7 +22,7 @@ from tinsmith_trainer.layout import Layout, Part
 from tinsmith_trainer.trainable import Trainable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
@@ -44,6 +44,7 @@ class Parameters:
         self._device = base.device
         self._parameters = dict(base.model.named_parameters())
         self._originals = {name: one.data.cpu() for name, one in self._parameters.items()}
+        output: tuple[Tensor | None, ...] = (base.unembedding.weight, base.unembedding.bias)
         apart = {base.unembedding.weight, base.model.get_input_embeddings().weight}
         self.layout = Layout(
             _part(name, one, is_hidden=one not in apart) for name, one in self._parameters.items()
@@ -53,6 +54,7 @@ class Parameters:
             name: str(one.dtype).removeprefix("torch.") for name, one in self._parameters.items()
         }
         """What each is computed in."""
+        self._output = [self.name_of(one) for one in output if one is not None]
         self._is_rounded = any(one.dtype != torch.float32 for one in self._parameters.values())
 
     def loaded(self) -> Tensor:
@@ -95,10 +97,13 @@ class Parameters:
             self.release()
 
     @contextmanager
-    def adding_to(self, gradient: Tensor) -> Iterator[None]:
-        """Let backward passes in the block add to ``gradient``, float32 [layout.size]."""
+    def adding_to(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let backward passes in the block add to ``gradients``, float32, by parameter.
+
+        Of a parameter that is not among them the gradient stays with it, up to the block's end.
+        """
         with ExitStack() as hooks:
-            for name, view in self.layout.named(gradient).items():
+            for name, view in gradients.items():
                 parameter = self._parameters[name]
                 if parameter.dtype == torch.float32:
                     parameter.grad = view
@@ -111,10 +116,60 @@ class Parameters:
                 for parameter in self._parameters.values():
                     parameter.grad = None
 
-    def gradient_of(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The part of ``gradient`` that belongs to ``parameter``, as a view."""
-        name = next(name for name, one in self._parameters.items() if one is parameter)
-        return self.layout.named(gradient)[name]
+    def name_of(self, parameter: Tensor) -> str:
+        """What ``parameter`` is called in the layout."""
+        return next(name for name, one in self._parameters.items() if one is parameter)
+
+    def zeros_of_output(self) -> dict[str, Tensor]:
+        """For the gradient of the output layer, which is made by hand: float32, by parameter."""
+        layers = {name: self._parameters[name] for name in self._output}
+        return {name: torch.zeros(one.shape, device=self._device) for name, one in layers.items()}
+
+    def pass_gradient_bytes(self) -> int:
+        """What the gradient of a pass takes: in its dtype, and of the output layer in float32."""
+        return sum(
+            one.numel() * (4 if name in self._output else one.element_size())
+            for name, one in self._parameters.items()
+        )
+
+    def present(self) -> Iterable[Tensor]:
+        """What is computed with."""
+        return [one.data for one in self._parameters.values()]
+
+    def stand_alone(self) -> None:
+        """Be trained from now on, in memory of their own; values come by ``take``."""
+        for parameter in self._parameters.values():
+            shape, dtype = parameter.shape, parameter.dtype
+            parameter.data = torch.empty(shape, dtype=dtype, device=self._device)
+            parameter.requires_grad_(True)  # noqa: FBT003 - torch's signature
+
+    def take(self, start: int, values: Tensor) -> None:
+        """Become ``values``, float32, which stand in a flat array from ``start`` on."""
+        for name, inside, where in self.layout.between(start, start + len(values)):
+            self._parameters[name].data.view(-1)[inside] = values[where]
+
+    def give_loaded(self, start: int, values: Tensor) -> None:
+        """Fill ``values``, float32, with what was loaded, from ``start`` on."""
+        for name, inside, where in self.layout.between(start, start + len(values)):
+            values[where] = self._originals[name].reshape(-1)[inside]
+
+    def give_gradients(self, start: int, values: Tensor, apart: Mapping[str, Tensor]) -> None:
+        """Fill ``values``, which are 0, with the gradients that there are, from ``start`` on.
+
+        Some of them lie ``apart``.
+        """
+        for name, inside, where in self.layout.between(start, start + len(values)):
+            gradient = apart.get(name, self._parameters[name].grad)
+            if gradient is not None:
+                values[where] = gradient.reshape(-1)[inside]
+
+    def forget_gradients(self, apart: Mapping[str, Tensor]) -> None:
+        """The next pass begins from 0."""
+        for name, parameter in self._parameters.items():
+            if name in apart:
+                apart[name].zero_()
+            else:
+                parameter.grad = None
 
 
 class WholeModel(Trainable):
@@ -124,24 +179,35 @@ class WholeModel(Trainable):
         """Takes over ``weights`` and ``optimizer``; the base computes with them from now on."""
         super().__init__(WHOLE, parameters.layout, weights, optimizer)
         self._parameters = parameters
-        self.collected: Tensor | None = None
-        """Where the gradients of the present block go."""
-        parameters.become(weights)
+        self.collected: Mapping[str, Tensor] | None = None
+        """Where the gradients of the present block go, by parameter."""
+        self._become()
 
     @contextmanager
     def adding_to(self, gradient: Tensor) -> Iterator[None]:
         """Also by hand: the output layer is no part of the backward pass."""
-        self.collected = gradient
+        with self._collecting_in(self.layout.named(gradient)):
+            yield
+
+    @contextmanager
+    def _collecting_in(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
+        self.collected = gradients
         try:
-            with self._parameters.adding_to(gradient):
+            with self._parameters.adding_to(gradients):
                 yield
         finally:
             self.collected = None
 
-    def step(self, op: OptimStep) -> float:
-        """As every tenant's; the model computes with the new weights afterwards."""
-        norm = super().step(op)
+    def _become(self) -> None:
+        self._parameters.become(self.weights)
+
+    def _follow(self) -> None:
         self._parameters.follow(self.weights)
+
+    def step(self, op: OptimStep, norm_block: int) -> float:
+        """As every tenant's; the model computes with the new weights afterwards."""
+        norm = super().step(op, norm_block)
+        self._follow()
         return norm
 
     def snapshot(self, base_model: str, over: Snapshot | None = None) -> Snapshot:

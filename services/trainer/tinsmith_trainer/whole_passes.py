@@ -17,7 +17,7 @@ from tinsmith_trainer.microbatch import MicroBatch
 from tinsmith_trainer.parts import Made
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -36,14 +36,14 @@ class TrainedHead(OutputHead):
         self._grads: tuple[Tensor, Tensor | None] | None = None
 
     @contextmanager
-    def adding_to(self, gradient: Tensor | None) -> Iterator[None]:
-        """Let backward passes in the block add to ``gradient``, float32, if there is one."""
-        if gradient is not None:
+    def adding_to(self, gradients: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Let backward passes in the block add to ``gradients``, float32, if there are any."""
+        if gradients is not None:
             bias: Tensor | None = self._linear.bias
-            of = self._parameters.gradient_of
+            name_of = self._parameters.name_of
             self._grads = (
-                of(self._linear.weight, gradient),
-                None if bias is None else of(bias, gradient),
+                gradients[name_of(self._linear.weight)],
+                None if bias is None else gradients[name_of(bias)],
             )
         try:
             yield

@@ -45,7 +45,9 @@ def subject(tmp_path, folder):
 def with_model(subject, **changes):
     (model,) = subject.config.models
     changed = msgspec.structs.replace(model, **changes)
-    return Subject(Config(data_dir=subject.config.data_dir, models=(changed,)), subject.environ)
+    given = subject.config
+    config = Config(data_dir=given.data_dir, models=(changed,), sections=given.sections)
+    return Subject(config, subject.environ)
 
 
 def test_versions_are_compared_by_their_numbers():
@@ -140,6 +142,22 @@ def test_shards_need_only_their_part_of_each_gpu(monkeypatch, subject):
 
     assert graphics.gpu(subject(**ranks)).level == "fail"
     assert graphics.gpu(subject(**ranks, TINSMITH_TRAINER__SHARDING="weights")).level == "ok"
+
+
+def test_ranks_share_the_state_of_a_model_that_is_trained_whole(monkeypatch, subject):
+    files = subject().models[0][1].files
+    need = 2 * files.weight_bytes("float32") + files.state_bytes(8)
+    card = graphics.Gpu("small", "570.86", total=need, free=need)
+    monkeypatch.setattr(graphics, "look", lambda: ([card] * 8, ""))
+    monkeypatch.setattr(graphics, "torch_build", lambda: ("", None))
+    ranks = {"TINSMITH_TRAINER__RANKS": "8"}
+    found = [
+        graphics.gpu(with_model(subject(**environ), full=True))
+        for environ in (ranks, ranks | {"TINSMITH_TRAINER__SHARDING": "weights"})
+    ]
+
+    assert [one.level for one in found] == ["fail", "ok"]
+    assert "training all weights of tiny/llama takes" in found[0].says
 
 
 def test_nvidia_smi_that_fails_is_told(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""What a trainer of several ranks is asked to do in tests; as a program, on two of them.
+"""What a trainer of several ranks is asked to do in tests; as a program, on some of them.
 
 Rank 0 is a process of its own here too: it ends without a word when another rank is gone.
 """
@@ -15,8 +15,14 @@ from tests.unit.trainer.examples import cross_entropy, datum, random_datum
 from torch.distributed.tensor import DTensor
 
 from tinsmith.config import LogsConfig, ModelConfig
-from tinsmith.errors import InvalidRequest
-from tinsmith.messages.ops import WHOLE, ForwardBackwardDone, LoraShape, OptimStep
+from tinsmith.errors import InvalidRequest, NotSupported, UnusableGradient
+from tinsmith.messages.ops import (
+    WHOLE,
+    ForwardBackwardDone,
+    LoraShape,
+    OptimStep,
+    OptimStepDone,
+)
 from tinsmith_trainer import losses
 from tinsmith_trainer.checkpoint_files import to_files
 from tinsmith_trainer.checkpointing import decoder_layers
@@ -52,50 +58,78 @@ class Task(msgspec.Struct):
     name: str
     optimizer: str = "adamw"
     sharding: str = "none"
+    dtype: str = "float32"
     checkpointing: bool = False
+    ranks: int = 2
     files: dict[str, bytes] = {}
     """What the run goes on from; empty for a new model."""
+    with_optimizer: bool = True
+    """Whether it takes the optimizer of ``files`` too."""
     pasts: list[ForwardBackwardDone] = []
     """What its passes came to before, if it is repeated."""
+    steps: list[OptimStepDone] = []
+    """Likewise of its steps."""
 
 
 class Outcome(msgspec.Struct):
     """What it came to."""
 
     done: list[ForwardBackwardDone] = []
+    steps: list[OptimStepDone] = []
     norms: list[float] = []
     states: list[str] = []
     refusals: list[str] = []
+    unusable: list[str] = []
+    """What steps said that had too large a gradient."""
     files: dict[str, bytes] = {}
     rescored: list[float] = []
     """Log-probabilities that the first rank alone has asked for; of adapters."""
     held_bytes: int = 0
     """Of the base, on the first rank."""
+    state_bytes: int = 0
+    """Of all that a step needs and changes, likewise."""
+    gradients_left: int = 0
+    """Of parameters, after an op."""
+    not_supported: str = ""
+    """Why there is no model with Dimuon, where there is none."""
 
 
 def carry_out(engine: TrainingEngine, task: Task) -> Outcome:
     """The same on any engine."""
-    out = Outcome()
+    out, is_whole = Outcome(), task.name.endswith(":full")
     if task.files:
-        engine.restore("m", task.files, with_optimizer=True, optimizer=task.optimizer)
+        engine.restore(
+            "m", dict(task.files), with_optimizer=task.with_optimizer, optimizer=task.optimizer
+        )
     else:
-        shape = WHOLE if task.name.endswith(":full") else LoraShape(rank=4, seed=3)
+        out.not_supported = _not_supported(engine) if is_whole else ""
+        shape = WHOLE if is_whole else LoraShape(rank=4, seed=3)
         engine.create("m", shape, task.optimizer)
+    out.states.append(digest(engine.state("m")))
     for index, lengths in enumerate(BATCHES):
         op = cross_entropy(*map(_datum, lengths))
+        step = ADAM if task.optimizer == "adamw" else DIMUON
+        rate = step.learning_rate / (index + 1)
+        step = msgspec.structs.replace(step, learning_rate=rate)
         past = Past.of(task.pasts[index]) if task.pasts else NEW
         out.refusals.append(_refused(engine))
         _abandon(engine)
         if task.sharding != "none" and not task.pasts:
             out.refusals += _failed(engine)
+        if not task.pasts:
+            out.unusable.append(_unusable(engine, step))
         out.done.append(engine.forward_backward("m", op, past))
-        stepped = engine.optim_step("m", ADAM if task.optimizer == "adamw" else DIMUON)
+        out.state_bytes = _state_bytes(engine)
+        out.gradients_left += sum(one.grad is not None for one in _base(engine).parameters())
+        past = Past.of(task.steps[index]) if task.steps else NEW
+        stepped = engine.optim_step("m", step, past)
+        out.steps.append(stepped)
         out.norms.append(stepped.metrics["grad_norm"])
         out.states.append(digest(engine.state("m")))
     probe = cross_entropy(random_datum(30, seed=1), forward_only=True)
     out.done.append(engine.forward_backward("m", probe))
     out.files = dict(to_files(engine.snapshot("m"), with_optimizer=True))
-    if not task.name.endswith(":full"):
+    if not is_whole:
         (example,) = engine._examples(probe, *losses.chosen(probe.loss_fn, probe.loss_config))
         out.rescored = engine.rescore(engine.tenant("m"), example).tolist()
     engine.drop("m")
@@ -119,9 +153,35 @@ def _refused(engine: TrainingEngine) -> str:
     return ""
 
 
+def _unusable(engine: TrainingEngine, step: OptimStep) -> str:
+    """A step that fails, as its gradient is too large."""
+    poison = datum([1, 2], weights=[1e20, 1e20])
+    engine.forward_backward("m", cross_entropy(random_datum(9), poison))
+    try:
+        engine.optim_step("m", step)
+    except UnusableGradient as error:
+        return str(error).partition(":")[0]
+    return ""
+
+
+def _not_supported(engine: TrainingEngine) -> str:
+    try:
+        engine.create("other", WHOLE, "dimuon")
+    except NotSupported as error:
+        return str(error)
+    engine.drop("other")
+    return ""
+
+
+def _state_bytes(engine: TrainingEngine) -> int:
+    tenant = engine.tenant("m")
+    moments = tenant.optimizer.exp_avg, tenant.optimizer.exp_avg_sq
+    return sum(one.nbytes for one in (tenant.weights, tenant.gradient, *moments))
+
+
 def _abandon(engine: TrainingEngine) -> None:
-    """Of five passes, nobody waits for any after the first on each rank."""
-    passes = engine.passes("m", cross_entropy(*[random_datum(64, seed=2)] * 5))
+    """Of seven passes, nobody waits for any after the first on each rank."""
+    passes = engine.passes("m", cross_entropy(*[random_datum(64, seed=2)] * 7))
     next(passes)
     next(passes)
     passes.close()
@@ -157,7 +217,7 @@ def _held_bytes(parameter: Tensor) -> int:
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).nbytes
 
 
-def on_two_ranks(tasks: Sequence[Task], where: Path) -> list[Outcome]:
+def on_ranks(tasks: Sequence[Task], where: Path) -> list[Outcome]:
     """``tasks``, which are of one model, by this file as a program; each with a repetition."""
     given, found = where / "tasks", where / "outcomes"
     given.write_bytes(msgspec.msgpack.encode(tasks))
@@ -175,11 +235,11 @@ def on_one_rank(tasks: Sequence[Task]) -> list[Outcome]:
 
 def repeated(task: Task, outcome: Outcome) -> Task:
     """It again, as it was computed."""
-    return msgspec.structs.replace(task, pasts=outcome.done)
+    return msgspec.structs.replace(task, pasts=outcome.done, steps=outcome.steps)
 
 
 def _model(task: Task) -> ModelConfig:
-    return ModelConfig(name=task.name, path=task.folder)
+    return ModelConfig(name=task.name, path=task.folder, dtype=task.dtype)
 
 
 def _settings(task: Task, ranks: int) -> TrainerConfig:
@@ -194,12 +254,13 @@ def _settings(task: Task, ranks: int) -> TrainerConfig:
 
 
 def main(given: str, found: str) -> None:
-    """Carry out the tasks in the file ``given`` on two ranks."""
+    """Carry out the tasks in the file ``given`` on as many ranks as they say."""
     tasks = msgspec.msgpack.decode(Path(given).read_bytes(), type=list[Task])
-    model, settings, outcomes = _model(tasks[0]), _settings(tasks[0], 2), []
+    ranks, outcomes = tasks[0].ranks, []
+    model, settings = _model(tasks[0]), _settings(tasks[0], ranks)
     with Crew(model, settings, LogsConfig()) as crew:
         engine, environment = load(model, settings, crew.seat)
-        assert environment["ranks"] == "2"
+        assert environment["ranks"] == str(ranks)
         for task in tasks:
             outcomes.append(carry_out(engine, task))
             outcomes.append(carry_out(engine, repeated(task, outcomes[-1])))
