@@ -180,6 +180,7 @@ def test_a_client_that_leaves_cancels_its_sample(ai, server, stream):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"extra_body": {"min_p": 0.1}}, "min_p"),
+        ({"extra_body": {"return_routed_experts": True}}, "return_routed_experts"),
         ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
         ({"max_tokens": 5000}, "max_tokens"),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from tests.sglang import running
 from tests.sglang.requests import (
     PROMPT,
@@ -26,11 +25,16 @@ from tests.sglang.requests import (
     true_scores,
     with_adapter,
 )
+from tests.unit.sampler.examples import row
+from tests.unit.sampler.routers import true_routes
 from transformers import AutoModelForCausalLM
 
 from tinsmith.errors import ConfigError, ServerError, StartupError
 from tinsmith.testing import tiny_model
+from tinsmith_sampler.sglang import base_model
 from tinsmith_sampler.sglang.client import SglangClient
+from tinsmith_sampler.sglang.engine import SglangEngine
+from tinsmith_sampler.sglang.routes import routes
 from tinsmith_sampler.sglang.server import GivenServer, OwnServer, check_given
 
 PROC = Path("/proc")
@@ -73,27 +77,45 @@ async def test_a_mixture_of_experts_tells_its_routes_and_closing_ends_all_of_it(
         await client.load_adapter_from_tensors("x", *adapter(model, 1))
         scored = await client.generate(scoring(tokens))
         adapted = await client.generate(scoring(tokens, adapter="x"))
-        key = client._http._headers["Authorization"].split()[1]
+        rows = await _drawn_on(server, model)
+        key = _key(client)
         assert not any(key in (PROC / f"{one}/cmdline").read_text() for one in processes)
 
-    routes = np.frombuffer(base64.b64decode(answer.meta_info.routed_experts), dtype="<i4")
     hf_model = AutoModelForCausalLM.from_pretrained(model)
     assert scores(scored) == pytest.approx(true_scores(hf_model, tokens), abs=1e-4)
     with_it = with_adapter(AutoModelForCausalLM.from_pretrained(model), *adapter(model, 1))
     assert scores(adapted) == pytest.approx(true_scores(with_it, tokens), abs=1e-4)
-    assert routes.reshape(len(tokens) - 1, -1).tolist() == _true_routes(hf_model, tokens[:-1])
+    expected = true_routes(model, tokens)
+    mixture = base_model.read(str(model)).mixture
+    told = routes(answer.meta_info.routed_experts, mixture, len(expected))
+    np.testing.assert_array_equal(told, expected)
+    for drawn in rows:
+        expected = true_routes(model, [*PROMPT, *drawn.tokens])
+        np.testing.assert_array_equal(drawn.experts, expected)
+    assert rows[1].stop_reason == "stop"  # ended by us, beside the server's own ends
     await server.wait_ended()
     _wait_gone(processes)
     with pytest.raises(ServerError, match="shutting down"):
         await server.current()
 
 
-def _true_routes(hf_model, tokens):
-    """Of each token, the experts of each layer, the likeliest first."""
-    k = hf_model.config.num_experts_per_tok
-    with torch.no_grad():
-        layers = hf_model(torch.tensor([tokens]), output_router_logits=True).router_logits
-    return torch.cat([layer.topk(k, -1).indices for layer in layers], 1).tolist()
+async def _drawn_on(server, model):
+    """A row, and the same one up to one of its tokens, by an engine on a server that runs."""
+    client = await server.current()
+    given = GivenServer(client.url, key=_key(client))
+    engine = SglangEngine(str(model), lambda _: given, max_rows=4, max_rank=4)
+    await engine.start()
+    try:
+        asked = replace(row(prompt=np.array(PROMPT, np.int32)), routed_experts=True)
+        first = await engine.generate(asked)
+        stop = msgspec.structs.replace(asked.params, stop_tokens=(int(first.tokens[2]),))
+        return [first, await engine.generate(replace(asked, params=stop))]
+    finally:
+        await engine.close()
+
+
+def _key(client):
+    return client._http._headers["Authorization"].split()[1]
 
 
 async def test_a_start_that_fails_says_what_the_server_said(tmp_path):

@@ -118,7 +118,8 @@ def flipped(trained, name):
 async def swapped(follower, writes):
     """Written as the receiver does it, and without the receiver."""
     memory = follower._receiver._memory
-    await asyncio.to_thread(memory.stage, writes)
+    wholes = {one.name: digest(one.name, one.values) for one in writes if one.indices is None}
+    await asyncio.to_thread(memory.stage, writes, wholes)
     async with follower.engine.still():
         await asyncio.to_thread(memory.swap)
 

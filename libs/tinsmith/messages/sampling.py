@@ -74,6 +74,7 @@ class Sample(Message, frozen=True, kw_only=True):
     prompt_logprobs_last_n: int | None = None
     target_tokens: TargetTokens | None = None
     prompt_alt_tokens_k: int = 0  # draws at each position of the prompt after the first
+    routed_experts: bool = False  # of a mixture: tell which of them each token was sent to
     tell: str = ""  # the gateway that is told of tokens while they are drawn; empty: none
 
 
@@ -86,6 +87,16 @@ class TopK(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     length: int
 
 
+class RoutedExperts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Which experts tokens were sent to: of each layer that has some, in the router's order."""
+
+    experts: bytes  # unsigned [length, layers, k]
+    width: int  # bytes of each: 1, or 2 where layers have more than 256
+    length: int  # tokens of the prompt and the continuation, but for the last, which goes nowhere
+    layers: int
+    k: int
+
+
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One continuation, its terminator included; logprobs are raw (temperature 1)."""
 
@@ -93,6 +104,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprobs: bytes  # float32 [n]
     stop_reason: str  # "stop" or "length"
     topk: TopK | None = None
+    routed_experts: RoutedExperts | None = None
 
 
 class TokensDrawn(Message, frozen=True, kw_only=True):

@@ -50,8 +50,10 @@ class EngineMemory(Provable, Protocol):
 class StagedMemory(Provable, Protocol):
     """Memory that takes all that a version writes in one go: what can be done before is."""
 
-    def stage(self, writes: Sequence[Write]) -> None:
+    def stage(self, writes: Sequence[Write], digests: Mapping[str, int]) -> None:
         """Bring these near, while the engine serves.
+
+        ``digests``: at least those that arrays must have which are written whole.
 
         Raises:
             StorageFull: there is no room for them now.
@@ -59,7 +61,7 @@ class StagedMemory(Provable, Protocol):
         """
 
     def swap(self) -> None:
-        """In a pause: write what was staged last, and read single elements back.
+        """In a pause: write what was staged last, and prove all of it from that memory.
 
         Raises:
             WrongBits: the memory does not hold it; parts of it may be written.

@@ -304,16 +304,30 @@ class Receiver:
         """
         if isinstance(self._memory, StagedMemory):
             started = time.monotonic()
-            await asyncio.to_thread(self._memory.stage, writes)
+            await asyncio.to_thread(self._memory.stage, writes, digests)
             self._stage_ms += (time.monotonic() - started) * 1e3
         async with self._memory.pause():
             started = time.monotonic()
             self.serving = None
-            await asyncio.to_thread(_write_all, self._memory, writes, digests)
+            await asyncio.to_thread(self._write_all, writes, digests)
             self.serving = now
             self._pause_ms = (time.monotonic() - started) * 1e3
         self._reason = ""
         self._unchecked = self._unchecked or list(self._memory.names() - digests.keys())
+
+    def _write_all(self, writes: list[Write], digests: Mapping[str, int]) -> None:
+        """In the pause: write, and prove it."""
+        memory = self._memory
+        if isinstance(memory, StagedMemory):
+            memory.swap()
+            if not self._settings.checks_all_in_pause:
+                return  # what was written is proven
+        else:
+            for write in writes:
+                write.to(memory)
+        for name, wanted in digests.items():
+            if (found := memory.digest(name)) != wanted:
+                raise WrongBits(f"the engine's {name!r} holds {found:016x}, not {wanted:016x}")
 
     async def _check_one(self) -> bool:
         """Digest one array of the engine's that has its turn; False when none has."""
@@ -344,17 +358,6 @@ class Receiver:
         if (status := self.status()) != self._told:
             self._told = status
             await self._tell(status)
-
-
-def _write_all(memory: Memory, writes: list[Write], digests: Mapping[str, int]) -> None:
-    if isinstance(memory, StagedMemory):
-        memory.swap()
-    else:
-        for write in writes:
-            write.to(memory)
-    for name, wanted in digests.items():
-        if (found := memory.digest(name)) != wanted:
-            raise WrongBits(f"the engine's {name!r} holds {found:016x}, not {wanted:016x}")
 
 
 def _prove_plane(plane_id: str, found: str, stored: WeightsStored) -> None:

@@ -10,6 +10,7 @@ Not thread-safe: the engine's thread owns it.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -170,6 +171,9 @@ class Batcher:
             self._fail([task], error)
             return
         if result is not None:
+            if task.row.routed_experts and task.extent is not None:
+                found = self._model.routes.of(task.extent, task.position)
+                result = replace(result, experts=found)
             self._seating.leave(task)
             task.resolve(result)
 

@@ -30,6 +30,9 @@ class SamplerConfig(Section, frozen=True, kw_only=True):
     """The ``--api-key`` of the server at ``sglang_url``."""
     sglang_args: tuple[str, ...] = ()
     """More arguments for a server of our own; they win over ours."""
+    routed_experts: bool = False
+    """Whether a server of our own is started so that requests may ask which experts of a mixture
+    tokens were sent to. The built-in engine always tells."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; ``auto`` takes a GPU when there is one."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0

@@ -43,7 +43,7 @@ def draw(logits_V: torch.Tensor, params: SamplingParams, chance: float) -> int:
     ``generate``. ``logits_V`` is float32 and stays as it is.
     """
     if params.temperature < COLDEST or params.top_k == 1:
-        return int(logits_V.argmax())
+        return _largest(logits_V)
     kept_K, ids_K = logits_V, None
     if 0 < params.top_k < len(logits_V):
         kept_K, ids_K = torch.topk(logits_V, params.top_k)
@@ -53,6 +53,12 @@ def draw(logits_V: torch.Tensor, params: SamplingParams, chance: float) -> int:
         ids_K = places_K if ids_K is None else ids_K[places_K]
     place = _place(weights_K, chance)
     return place if ids_K is None else int(ids_K[place])
+
+
+def _largest(logits_V: torch.Tensor) -> int:
+    if logits_V.is_cuda:
+        return int(logits_V.argmax())
+    return int(logits_V.numpy().argmax())  # torch's takes many times as long on one thread
 
 
 def _nucleus(

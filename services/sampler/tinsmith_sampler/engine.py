@@ -8,7 +8,7 @@ names the same bits for ever, so nothing is ever replaced in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tinsmith.messages.sampling import SamplingParams
 
 StopReason = Literal["stop", "length"]
+Experts: TypeAlias = "NDArray[np.uint8] | NDArray[np.uint16]"
+"""[prompt + continuation - 1, layers, k]: where each token was sent, in the router's order; the
+last one is sent nowhere. Layers without experts are left out."""
+
+
+NO_EXPERTS = "return_routed_experts: this model has no experts to send tokens to; leave it out"
+"""Told to who asks for ``Row.routed_experts`` in vain."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -48,6 +55,7 @@ class Row:
     seed: int  # in [0, 2**63 - 1)
     max_tokens: int
     topk: int = 0
+    routed_experts: bool = False
     tell: Callable[[Drawn], None] | None = None
 
 
@@ -70,6 +78,7 @@ class Generated:
     logprobs: NDArray[np.float32]  # [n]
     stop_reason: StopReason
     topk: TopTokens | None = None
+    experts: Experts | None = None  # where they were asked for
     cached_tokens: int = 0  # prompt tokens that needed no pass of their own
 
 

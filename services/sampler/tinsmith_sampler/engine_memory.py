@@ -213,18 +213,18 @@ class ModelMemory:
         """Of all tensors."""
         return set(self._places)
 
-    def stage(self, writes: Sequence[Write]) -> None:
+    def stage(self, writes: Sequence[Write], digests: Mapping[str, int]) -> None:
         """Find the places of what is to be written; WrongBits if it is not of this model."""
         self._staged = []
         with torch.inference_mode():
             self._staged = [
-                _Staged(write, place)
+                _Staged(write, place, digests.get(write.name))
                 for write in writes
                 for place in self._places.get(write.name) or _unknown(write.name)
             ]
 
     def swap(self) -> None:
-        """Write what was staged, and read it back.
+        """Write what was staged, and prove it.
 
         Raises:
             WrongBits: a place does not hold what was written to it.
@@ -233,6 +233,8 @@ class ModelMemory:
         with torch.inference_mode():
             for one in staged:
                 one.write()
+            for one in staged:  # not before: tensors that share a product are laid out together
+                one.prove()
 
     def digest(self, name: str) -> int:
         """Of the whole tensor; WrongBits where tied tensors differ."""
@@ -245,15 +247,15 @@ class ModelMemory:
         """What each place of a tensor holds, flat."""
         with torch.inference_mode():
             for place in self._places[name]:
-                held = integers(place.read()).cpu().numpy()
-                yield held.view(f"u{held.itemsize}")
+                yield _held(place)
 
 
 class _Staged:
     """What is to be written to one place."""
 
-    def __init__(self, write: Write, place: Place) -> None:
-        self._name, self._place = write.name, place
+    def __init__(self, write: Write, place: Place, digest: int | None) -> None:
+        """``digest``: of the whole tensor, where all of it is written."""
+        self._name, self._place, self._digest = write.name, place, digest
         self._check(write)
         # Layouts are found out when all of it is written, so that no later change waits for it.
         found = place.pieces(_NONE if write.indices is None else write.indices)
@@ -283,6 +285,11 @@ class _Staged:
                 if not torch.equal(piece.memory.gather(0, at), some):
                     self._fail()
 
+    def prove(self) -> None:
+        """Digest a tensor that was written whole."""
+        if self._at is None and digest(self._name, _held(self._place)) != self._digest:
+            self._fail()
+
     def _write_all(self) -> None:
         tensor = self._place.read()
         if self._at is None:
@@ -306,6 +313,12 @@ class _Staged:
 
     def _fail(self) -> None:
         raise WrongBits(f"the engine's {self._name!r} does not hold what was written to it")
+
+
+def _held(place: Place) -> Bits:
+    """What is there, flat."""
+    held = integers(place.read()).cpu().numpy()
+    return held.view(f"u{held.itemsize}")
 
 
 def _unknown(name: str) -> Sequence[Place]:

@@ -9,6 +9,7 @@ T = rows of a pass, K = experts of a row, n = rows of one expert.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,41 @@ from tinsmith_sampler.linear_kernels import BLOCK, FrozenLinear, pad_rows
 from tinsmith_sampler.lora_layers import LayerShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from tinsmith_sampler.engine import Experts
+    from tinsmith_sampler.kv_cache import Extent, KvCache
     from tinsmith_sampler.lora_layers import ActiveAdapters
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
+
+
+class Routes:
+    """Which experts the tokens in a cache were sent to, by its slots."""
+
+    def __init__(self, cache: KvCache, mixtures: Iterable[SampledExperts]) -> None:
+        """``mixtures`` are all that send tokens, in the order of the layers."""
+        self._cache = cache
+        self._mixtures = list(mixtures)
+        self._routes: torch.Tensor | None = None  # [slot, layer, K], from a first pass on
+        self.slots = torch.empty(0, dtype=torch.int64)  # [T], of the pass that now runs
+        for layer, mixture in enumerate(self._mixtures):
+            mixture.note = partial(self._note, layer)
+
+    def of(self, extent: Extent, tokens: int) -> Experts | None:
+        """Of the first tokens of a stretch; None if there are no experts."""
+        if self._routes is None:
+            return None
+        found = self._routes.narrow(0, extent.start, tokens).to("cpu", copy=True).numpy()
+        return found.view(f"u{found.itemsize}")
+
+    def _note(self, layer: int, experts_TK: torch.Tensor) -> None:
+        if self._routes is None:
+            most = max(mixture.count for mixture in self._mixtures)
+            dtype = torch.uint8 if most <= 256 else torch.int16
+            shape = len(self._mixtures), experts_TK.shape[1]
+            self._routes = self._cache.beside(shape, dtype)
+        self._routes[self.slots, layer] = experts_TK.to(self._routes.dtype)
 
 
 class SampledExperts(nn.Module):
@@ -39,12 +70,17 @@ class SampledExperts(nn.Module):
             delattr(base, matrix)  # the kernels have copies
         self._gate: Any = base._apply_gate  # noqa: SLF001
         self._active = active
+        self.count = len(self.kernels[DOWN])
+        self.note: Callable[[torch.Tensor], None] | None = None  # is told where rows are sent
 
     def forward(
         self, x_TH: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         """What the chosen experts make of each row, weighted: [T, hidden]."""
         out_TH = torch.zeros_like(x_TH)
+        if self.note is not None:
+            self.note(experts_TK)
+        experts_TK = experts_TK[: self._active.rows]  # nobody looks at what pads the pass
         for expert in sorted(set(experts_TK.flatten().tolist())):
             rows_n, choice_n = torch.where(experts_TK == expert)
             inner = self._gate(self._product(GATE_UP, expert, x_TH[rows_n], rows_n))

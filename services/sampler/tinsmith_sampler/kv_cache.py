@@ -46,9 +46,16 @@ class KvCache:
             (layers, 2, 1, heads, self.capacity + PAGE, head_dim), dtype=dtype, device=device
         )
         self.layers = [(layer[0], layer[1]) for layer in self._slots]
+        self._beside: list[torch.Tensor] = []  # [slot, ...]
         self._extents: list[Extent] = []  # in order of their address
         self._end = 0
         self.used = 0
+
+    def beside(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory [slot, *shape] for what else is to be known of each token; it moves with them."""
+        slots = self._slots.shape[4]
+        self._beside.append(torch.zeros((slots, *shape), dtype=dtype, device=self._slots.device))
+        return self._beside[-1]
 
     @property
     def free(self) -> int:
@@ -99,6 +106,8 @@ class KvCache:
         self._slots.narrow(4, target.start, tokens).copy_(
             self._slots.narrow(4, source.start, tokens)
         )
+        for one in self._beside:
+            one.narrow(0, target.start, tokens).copy_(one.narrow(0, source.start, tokens))
 
     def _stretch(self, last: Extent, more: int) -> bool:
         if more > self.free:
@@ -123,6 +132,8 @@ class KvCache:
         for layer in self._slots:
             # The ranges may overlap, and a copy between overlapping ranges is undefined.
             layer.narrow(3, start, size).copy_(layer.narrow(3, old, size).clone())
+        for one in self._beside:
+            one.narrow(0, start, size).copy_(one.narrow(0, old, size).clone())
         extent.start = start
 
     def _last_end(self) -> int:

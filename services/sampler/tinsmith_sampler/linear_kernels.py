@@ -32,6 +32,9 @@ BLOCK = 32
 TALL_BLOCK = 128
 """Rows that every pass over prompts has where that matters."""
 
+_CHEAPEST = 4
+"""Rows that cost no more than fewer do: what kernels make at a time of a matrix that is read."""
+
 _HINT = 32
 """Rows that oneDNN lays the weights out for; other numbers work as well, if less well."""
 
@@ -57,6 +60,7 @@ class PassShape:
     """How many rows the passes of a model have, so that a row's bits depend on no other row."""
 
     decode_most: int  # rows of a decoding pass
+    decode_least: int  # what it is padded to
     prompt_most: int  # rows of a pass over prompts
     prompt_least: int  # what it is padded to
     delta_least: int  # what the rows of one adapter are padded to elsewhere
@@ -64,10 +68,24 @@ class PassShape:
     @classmethod
     def of(cls, ranges: Iterable[RowRange]) -> PassShape:
         """The shape for a model whose products have these ranges."""
-        if all(one.is_open for one in ranges):
-            return cls(decode_most=_TALL - 1, prompt_most=_TALL - 1, prompt_least=1, delta_least=1)
+        known = tuple(ranges)
+        # Once for a whole pass, so that no product has to pad its own.
+        least = max(_CHEAPEST, *(one.least for one in known))
+        if all(one.is_open for one in known):
+            most = _TALL - 1
+            return cls(
+                decode_most=most,
+                decode_least=least,
+                prompt_most=most,
+                prompt_least=1,
+                delta_least=1,
+            )
         return cls(
-            decode_most=BLOCK, prompt_most=TALL_BLOCK, prompt_least=TALL_BLOCK, delta_least=BLOCK
+            decode_most=BLOCK,
+            decode_least=least,
+            prompt_most=TALL_BLOCK,
+            prompt_least=TALL_BLOCK,
+            delta_least=BLOCK,
         )
 
 
@@ -173,15 +191,15 @@ def _row_range(weight: torch.Tensor, product: Product) -> RowRange:
 def _of_float32(weight: torch.Tensor, product: Product) -> RowRange:
     outputs, inputs = weight.shape
     if weight.numel() <= _SPARE:  # a fresh adapter's own B is zero, which would tell nothing
-        product = _product(_laid_out(_pattern(outputs, inputs)), None)
+        product = _product(_laid_out(pattern(outputs, inputs)), None)
     return _range(product, inputs)
 
 
 def _range(product: Product, inputs: int) -> RowRange:
-    least = _least(product, _pattern(_TALL, inputs))
+    least = _least(product, pattern(_TALL, inputs))
     if least < BLOCK:  # padding to more would cost more than small passes do
         return RowRange(least, is_open=True)
-    return RowRange(_least(product, _pattern(BLOCK, inputs)), is_open=False)
+    return RowRange(_least(product, pattern(BLOCK, inputs)), is_open=False)
 
 
 def _of_bfloat16(weight: torch.Tensor) -> RowRange:
@@ -199,8 +217,8 @@ def _cancelling(rows: int, outputs: int, inputs: int) -> tuple[torch.Tensor, tor
     """
     order = torch.randperm(inputs, generator=torch.Generator().manual_seed(0))
     ones, others = order[: inputs // 2], order[inputs // 2 : inputs // 2 * 2]
-    x = _pattern(rows, inputs).to(torch.bfloat16)
-    weight = _pattern(outputs, inputs).to(torch.bfloat16)
+    x = pattern(rows, inputs).to(torch.bfloat16)
+    weight = pattern(outputs, inputs).to(torch.bfloat16)
     weight[:, others] = weight[:, ones]
     x[:, others] = -x[:, ones]
     x[:, order[inputs // 2 * 2 :]] = 0
@@ -220,6 +238,6 @@ def _least(product: Product, x: torch.Tensor) -> int:
     return least
 
 
-def _pattern(rows: int, columns: int) -> torch.Tensor:
+def pattern(rows: int, columns: int) -> torch.Tensor:
     """Numbers without regularity, and torch's generator left alone."""
     return torch.arange(rows * columns, dtype=torch.float32).mul_(0.7).sin_().view(rows, columns)

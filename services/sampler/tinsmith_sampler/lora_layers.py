@@ -84,6 +84,7 @@ class ActiveAdapters:
 
     groups: Sequence[RowGroup] = ()
     height: int = 1  # rows that a delta is padded to
+    rows: int = 0  # of the pass, without those that pad it
 
 
 class SharedProduct:

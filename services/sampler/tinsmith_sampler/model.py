@@ -13,10 +13,10 @@ import torch
 
 from tinsmith import memory, model_files
 from tinsmith.errors import StartupError
-from tinsmith_sampler import engine_memory, experts, lora_layers
+from tinsmith_sampler import engine_memory, experts, lora_layers, norms
 from tinsmith_sampler.environment import base_blake3
 from tinsmith_sampler.kv_cache import PAGE, KvCache, whole_pages
-from tinsmith_sampler.linear_kernels import PassShape
+from tinsmith_sampler.linear_kernels import PassShape, pad_rows
 from tinsmith_sampler.loading import (
     decoder,
     eos_tokens,
@@ -28,12 +28,13 @@ from tinsmith_sampler.lora_layers import LayerShape
 from tinsmith_sampler.passes import Piece, lay_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
     from tinsmith.model_files import ModelFiles, Quantization
+    from tinsmith_sampler.linear_kernels import FrozenLinear
     from tinsmith_sampler.lora_layers import RowGroup
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,16 +94,27 @@ class ServedModel:
         named, alone = engine_memory.names_of(model), engine_memory.alone(model)
         self._experts = experts.install(model, self._active)
         self._layers = lora_layers.install(model, self._active)
+        norms.install(model)
+        self.routes = experts.Routes(self.cache, self._experts.values())
         self.places = engine_memory.places(named, alone, self._layers, self._experts)
         """Where each tensor of the checkpoint lies."""
         self._body = model.base_model
         self._head = cast("nn.Module", model.get_output_embeddings())  # type: ignore[no-untyped-call]
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        kernels = [layer.product.kernel for layer in self._layers.values()]
-        for mixture in self._experts.values():
-            kernels += [kernel for matrix in mixture.kernels.values() for kernel in matrix]
-        self.shape = PassShape.of(kernel.rows for kernel in kernels)
+        self.shape = PassShape.of(kernel.rows for kernel in self._kernels())
         self._check_head(model)
+
+    def _kernels(self) -> Iterator[FrozenLinear]:
+        for layer in self._layers.values():
+            yield layer.product.kernel
+        for mixture in self._experts.values():
+            for matrix in mixture.kernels.values():
+                yield from matrix
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether ``routes`` tells anything."""
+        return bool(self._experts)
 
     @property
     def layer_shapes(self) -> dict[str, LayerShape]:
@@ -138,16 +150,19 @@ class ServedModel:
 
         At most ``shape.decode_most`` pieces; those with the same adapter should be neighbours.
         """
-        hidden_TK = self._hidden(pieces, rows=1, delta_rows=self.shape.delta_least)
-        return self._logits(hidden_TK, self._active.groups)
+        shape = self.shape
+        hidden_TK = self._hidden(pieces, rows=shape.decode_least, delta_rows=shape.delta_least)
+        return self._logits(hidden_TK[: len(pieces)], self._active.groups)
 
     def _hidden(self, pieces: Sequence[Piece], *, rows: int, delta_rows: int) -> torch.Tensor:
         """Final hidden states [T, hidden], T at least ``rows``; KV is in the cache afterwards."""
         self._active.height = delta_rows
+        self._active.rows = sum(len(piece.tokens) for piece in pieces)
         self._active.groups = lora_layers.group_rows(
             (len(piece.tokens), piece.adapter) for piece in pieces
         )
         layout = lay_out(pieces, self.cache, rows=rows, device=self.device)
+        self.routes.slots = layout.plan.slots
         out = self._body(**layout.arguments())
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
@@ -160,8 +175,9 @@ class ServedModel:
             part = hidden_NK[first : first + self.shape.decode_most]
             clipped = (group.clipped(first, first + len(part)) for group in groups)
             self._active.groups = tuple(group for group in clipped if group.first < group.end)
-            blocks.append(self._capped(self._head(part[None])[0].float()))
-        return torch.cat(blocks)
+            padded = pad_rows(part[None], self.shape.decode_least)
+            blocks.append(self._capped(self._head(padded)[0, : len(part)].float()))
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         """As the Gemma family caps its logits."""
@@ -175,8 +191,10 @@ class ServedModel:
         if extent is None:
             raise StartupError("kv_tokens: there is not room for one page; raise it")
         piece = Piece(np.arange(4, dtype=np.int32), 0, extent, None, np.arange(4))
-        arguments = lay_out([piece], self.cache, rows=1, device=self.device).arguments()
-        self._active.height = 1
+        layout = lay_out([piece], self.cache, rows=1, device=self.device)
+        arguments = layout.arguments()
+        self.routes.slots = layout.plan.slots
+        self._active.height, self._active.rows = 1, 4
         mine = self._capped(self._head(self._body(**arguments).last_hidden_state))
         theirs = model(**arguments).logits
         self.cache.give(extent)

@@ -105,7 +105,7 @@ def record(request: Sample, done: SampleDone, seal: Seal, *, has_content: bool) 
         prompt=request.prompt,
         stop_strings=request.params.stop_strings,
         target_tokens=request.target_tokens,
-        sequences=done.sequences,
+        sequences=tuple(map(_without_experts, done.sequences)),
         prompt_logprobs=done.prompt_logprobs,
         topk_prompt_logprobs=done.topk_prompt_logprobs,
         target_prompt_logprobs=done.target_prompt_logprobs,
@@ -123,6 +123,11 @@ def record(request: Sample, done: SampleDone, seal: Seal, *, has_content: bool) 
         sampler=done.sampler,
         environment=done.environment,
     )
+
+
+def _without_experts(sequence: Sequence) -> Sequence:
+    """Where tokens were sent follows from all the rest, and is larger than it."""
+    return msgspec.structs.replace(sequence, routed_experts=None)
 
 
 def digests(content: SampleContent, seal: Seal) -> SampleDigests:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from tinsmith.messages.sampling import SampleDone, Sequence, TargetScores, TopK
+from tinsmith.messages.sampling import (
+    RoutedExperts,
+    SampleDone,
+    Sequence,
+    TargetScores,
+    TopK,
+)
 from tinsmith_sampler.checks import max_tokens
 from tinsmith_sampler.engine import Alternatives, Row, Scoring, Targets
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
     from tinsmith.messages.sampling import Sample, TargetTokens
     from tinsmith_sampler.checks import Limits
-    from tinsmith_sampler.engine import Drawn, Generated, Scored, TopTokens
+    from tinsmith_sampler.engine import Drawn, Experts, Generated, Scored, TopTokens
 
     Tell = Callable[[Drawn], None]
 
@@ -62,6 +68,7 @@ def expand(
             seed=row_seed(seed, index),
             max_tokens=length,
             topk=sample.topk_sample_logprobs,
+            routed_experts=sample.routed_experts,
             tell=tell,
         )
         for index in range(sample.num_samples)
@@ -156,7 +163,17 @@ def _sequence(row: Generated) -> Sequence:
         logprobs=row.logprobs.astype("<f4", copy=False).tobytes(),
         stop_reason=row.stop_reason,
         topk=topk_of(row.topk),
+        routed_experts=_experts_of(row.experts),
     )
+
+
+def _experts_of(experts: Experts | None) -> RoutedExperts | None:
+    if experts is None:
+        return None
+    length, layers, k = experts.shape
+    width = experts.itemsize
+    data = experts.astype(f"<u{width}", copy=False).tobytes()
+    return RoutedExperts(experts=data, width=width, length=length, layers=layers, k=k)
 
 
 def topk_of(top: TopTokens | None) -> TopK | None:

@@ -24,7 +24,7 @@ from tinsmith.errors import InvalidRequest, NotSupported, ServerError
 from tinsmith.metrics import devices
 from tinsmith_sampler.adapter_files import AdapterReader
 from tinsmith_sampler.batcher import Batcher
-from tinsmith_sampler.engine import EngineLoad, Generated, Scored
+from tinsmith_sampler.engine import NO_EXPERTS, EngineLoad, Generated, Scored
 from tinsmith_sampler.environment import describe
 from tinsmith_sampler.mailbox import Mailbox
 from tinsmith_sampler.model import ServedModel
@@ -100,6 +100,8 @@ class TorchEngine:
         """Draw one continuation."""
         self._check_length(len(row.prompt) + row.max_tokens)
         self._check_stop_strings(row.params)
+        if row.routed_experts and not self._model.has_experts:
+            raise NotSupported(NO_EXPERTS)
         future: Future[Generated] = Future()
         task = RowTask(row, self._adapter(row.adapter), future, lambda: self._stopper(row))
         return await self._submit(future, lambda batcher: batcher.submit(task))

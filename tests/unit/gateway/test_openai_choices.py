@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+
 import numpy as np
 import pytest
 
 from tinsmith.errors import BrokerUnavailable, ServerError
-from tinsmith.messages.sampling import Sequence, TokensDrawn
+from tinsmith.messages.sampling import RoutedExperts, Sequence, TokensDrawn
 from tinsmith.messages.texts import TokenPiece
 from tinsmith_gateway.openai.choice import Choice
+from tinsmith_gateway.openai.forms import routed
 
 WORD = b"hello, world"
 
@@ -58,6 +61,18 @@ async def test_the_text_is_whole_whatever_was_heard(choice, heard):
 
     assert "".join(parts) == WORD.decode()
     assert choice.finish_reason == "length"
+
+
+async def test_a_finished_choice_tells_where_its_tokens_were_sent(choice):
+    sent = np.arange(12, dtype="<u2").reshape(3, 2, 2)
+    experts = RoutedExperts(experts=sent.tobytes(), width=2, length=3, layers=2, k=2)
+    await choice.finish(Sequence(stop_reason="length", routed_experts=experts, **arrays(WORD)))
+
+    told = routed(choice.experts)["routed_experts"]
+    assert (told["dtype"], told["shape"]) == ("uint16", [3, 2, 2])
+    back = np.frombuffer(base64.b64decode(told["data"]), told["dtype"]).reshape(told["shape"])
+    np.testing.assert_array_equal(back, sent)
+    assert routed(None) == {}
 
 
 async def test_what_is_heard_in_order_is_given_out_at_once(choice):

@@ -40,7 +40,7 @@ async def replaced(engine, new):
 
 
 async def written(engine, memory, writes):
-    memory.stage(writes)
+    memory.stage(writes, {one.name: digest(one.name, one.values) for one in writes})
     async with engine.still():
         memory.swap()
 
@@ -139,7 +139,7 @@ async def test_what_does_not_fit_is_refused_before_anything_is_written(values, a
         before = memory.digest(first)
         good = Write(first, np.zeros(1, np.uint32), np.array([0]))
         with pytest.raises(WrongBits, match=said):
-            memory.stage([good, Write(name, values, at)])
+            memory.stage([good, Write(name, values, at)], {})
         memory.swap()
         assert memory.digest(first) == before
 
@@ -159,10 +159,21 @@ async def test_what_a_place_does_not_hold_after_the_write_is_told(tmp_path):
     async with running(base) as engine:
         memory = ModelMemory(engine.places, nullcontext)
         name = next(name for name in memory.names() if "q_proj" in name)
-        memory.stage([Write(name, np.ones(2, np.uint32), np.array([3, 5]))])
+        memory.stage([Write(name, np.ones(2, np.uint32), np.array([3, 5]))], {})
         (staged,) = memory._staged
         piece = staged._pieces[0]
         staged._pieces = [piece._replace(memory=Deaf(piece.memory))]
+        with pytest.raises(WrongBits, match="does not hold what was written"):
+            memory.swap()
+
+
+async def test_a_tensor_that_is_not_all_of_what_was_to_be_written_is_told(tmp_path):
+    base = tiny_model.build(tmp_path / "base")
+    async with running(base) as engine:
+        memory = ModelMemory(engine.places, nullcontext)
+        name = next(name for name in memory.names() if "k_proj" in name)
+        values = np.ones(engine.places[name][0].size, np.uint32)
+        memory.stage([Write(name, values, None)], {name: digest(name, values) ^ 1})
         with pytest.raises(WrongBits, match="does not hold what was written"):
             memory.swap()
 

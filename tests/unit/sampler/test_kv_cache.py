@@ -13,10 +13,14 @@ from tinsmith_sampler.kv_cache import PAGE, Extent, KvCache, whole_pages
 @pytest.fixture
 def cache() -> KvCache:
     """Room for ten pages, in two layers of one head of two numbers."""
-    return KvCache((2, 1, 2), 10 * PAGE, dtype=torch.float32, device="cpu")
+    made = KvCache((2, 1, 2), 10 * PAGE, dtype=torch.float32, device="cpu")
+    made.beside((3,), torch.uint8)
+    return made
 
 
 def write(cache: KvCache, extent: Extent, value: float) -> None:
+    for plane in cache._beside:
+        plane[extent.start : extent.start + extent.size] = value
     for planes in cache.layers:
         for plane in planes:
             plane[:, :, extent.start : extent.start + extent.size] = value
@@ -25,7 +29,8 @@ def write(cache: KvCache, extent: Extent, value: float) -> None:
 def holds(cache: KvCache, extent: Extent, value: float, tokens: int | None = None) -> bool:
     """Whether the first tokens, or all of them, are as written in every layer."""
     part = slice(extent.start, extent.start + (tokens or extent.size))
-    return all(bool((plane[:, :, part] == value).all()) for one in cache.layers for plane in one)
+    planes = [plane[0, 0] for one in cache.layers for plane in one] + cache._beside
+    return all(bool((plane[part] == value).all()) for plane in planes)
 
 
 @pytest.mark.parametrize(("tokens", "slots"), [(1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)])

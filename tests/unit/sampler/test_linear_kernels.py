@@ -100,6 +100,15 @@ def test_passes_are_as_tall_as_the_least_of_the_products_allows(is_open):
     assert (shape.decode_most > BLOCK, shape.prompt_least == 1) == (is_open, is_open)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("least", [1, 8, BLOCK])
+def test_no_product_of_a_decoding_pass_has_to_be_padded_and_none_has_a_single_row(least, is_open):
+    """Four rows cost less than one, whose weights have to be read as well."""
+    shape = PassShape.of([RowRange(1, is_open=True), RowRange(least, is_open=is_open)])
+
+    assert shape.decode_most >= shape.decode_least == max(4, least)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_padding_adds_rows_of_zeros_and_only_where_they_are_missing(dtype):
     x = inputs(3, 4, dtype)

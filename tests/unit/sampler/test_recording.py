@@ -9,7 +9,13 @@ from tests.unit.sampler.examples import prompt, sample
 from tests.unit.sampler.logged import MODEL, SAMPLER, SESSION
 
 from tinsmith.messages.base import decoder, encode
-from tinsmith.messages.sampling import AdapterRef, SampleContent, SampleDone, Sequence
+from tinsmith.messages.sampling import (
+    AdapterRef,
+    RoutedExperts,
+    SampleContent,
+    SampleDone,
+    Sequence,
+)
 from tinsmith.sealing import PLAIN, KeySeal
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.recording import record, run_of
@@ -44,6 +50,18 @@ def test_digests_prove_a_copy_of_prompt_and_answer():
     assert (sequence.length, sequence.stop_reason) == (2, "stop")
     assert (sequence.tokens, sequence.logprobs) == (digest(TOKENS), digest(LOGPROBS))
     assert made.digests.prompt_logprobs == digest(b"\0\0\0\0")
+
+
+def test_where_tokens_were_sent_is_not_kept():
+    """It follows from what is, and is larger than it."""
+    sent = RoutedExperts(experts=b"\1", width=1, length=1, layers=1, k=1)
+    (one,) = DONE.sequences
+    routed = (msgspec.structs.replace(one, routed_experts=sent),)
+    done = msgspec.structs.replace(DONE, sequences=routed)
+    made = record(request(routed_experts=True), done, PLAIN, has_content=True)
+
+    assert made == record(request(routed_experts=True), DONE, PLAIN, has_content=True)
+    assert made.request.routed_experts
 
 
 @pytest.mark.parametrize("has_content", [True, False])

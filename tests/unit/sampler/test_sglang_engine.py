@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from tests.unit.sampler.examples import prompt, row, scoring
+from transformers import AutoConfig
 
 from tinsmith.config import ModelConfig
 from tinsmith.errors import ConfigError, ServerError
@@ -92,6 +97,30 @@ def test_every_seed_is_sent_and_an_ignored_end_has_no_stop_tokens(tiny):
 
     assert (asked.sampling_seed, asked.ignore_eos, asked.stop_token_ids) == (0, True, ())
     assert (ended.ignore_eos, ended.stop_token_ids) == (False, (2, 8))
+
+
+def test_where_tokens_were_sent_comes_with_the_servers_end_of_a_row(tmp_path):
+    """Which may be behind that of ours."""
+    model = base_model.read(str(tiny_model.build(tmp_path, family="qwen3_moe")))
+    config = AutoConfig.from_pretrained(tmp_path)
+    k, layers = config.num_experts_per_tok, config.num_hidden_layers
+    asked = replace(row(prompt=prompt(3), max_tokens=4, stop_tokens=(8,)), routed_experts=True)
+    assert continuing.body(asked, model, None).return_routed_experts
+    growing = Continuation(asked, model)
+    growing.take(answer(9, 8))
+    assert growing.is_ended
+    sent = np.arange(6 * layers * k, dtype="<i4").reshape(6, layers, k) % config.num_experts
+    last = answer(7, 6, reason=LENGTH)
+    told = base64.b64encode(sent.tobytes()).decode()
+    growing.take(msgspec.structs.replace(last, meta_info=replaced(last.meta_info, told)))
+
+    made = growing.result()
+    assert made.tokens.tolist() == [9, 8]
+    np.testing.assert_array_equal(made.experts, sent[:4])
+
+
+def replaced(meta, told):
+    return msgspec.structs.replace(meta, routed_experts=told)
 
 
 def test_stretches_hold_every_target_and_stay_small(monkeypatch):

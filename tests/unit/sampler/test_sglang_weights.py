@@ -82,7 +82,7 @@ def loader(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 1000, (1 << 15) + 7, 3 << 15])
+@pytest.mark.parametrize("size", [1, 1000, (1 << 16) + 7, 3 << 16])
 def test_digests_are_ours(dtype, size):
     word, unsigned = WORDS[dtype]
     bits = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype).view(word)
@@ -118,7 +118,7 @@ def test_elements_and_whole_tensors_are_written_and_told(model, loader, tmp_path
     wanted = {write.name: after(model, write) for write in writes}
     distant_memory._write_file(tmp_path / "change-1", writes)
     staged = held.answer(tmp_path, {"ask": "stage", "file": "change-1"})["sums"]
-    assert [set(sums) for sums in staged] == [{distant_memory._sum(one)} for one in writes]
+    assert [set(sums) for sums in staged] == [{summed(one)} for one in writes]
     for name in model.expected():
         assert (model.bits(name) != wanted[name]).any()  # nothing is written yet
     held.take("change-1")
@@ -127,12 +127,19 @@ def test_elements_and_whole_tensors_are_written_and_told(model, loader, tmp_path
     assert taken["file"] == "change-1"
     for write, sums in zip(writes, taken["sums"], strict=True):
         np.testing.assert_array_equal(model.bits(write.name), wanted[write.name])
-        assert set(sums) == {distant_memory._sum(write)}
+        assert set(sums) == {summed(write)}
         asked = {"ask": "digest", "name": write.name, "salt": salt(write.name)}
         told = held.answer(tmp_path, asked)["digests"]
         assert set(told) == {digest(write.name, wanted[write.name])}
     assert torch.equal(model.lm_head.weight[:VOCABULARY], model.model.embed_tokens.weight[:30])
     assert (model.lm_head.weight[VOCABULARY:] == 1).all()
+
+
+def summed(write):
+    """What ``write`` adds to its tensor's digest."""
+    if write.indices is None:
+        return digest(write.name, write.values)
+    return part(write.name, write.indices, write.values)
 
 
 def after(model, write):
@@ -181,7 +188,41 @@ def test_memory_that_does_not_hold_what_was_written_is_told(model, loader, tmp_p
     at = np.array([0, 1])
     assert sums == [part(name, at, old[:2])]
     with pytest.raises(distant_memory.WrongBits, match="does not hold"):
-        distant_memory._prove({name: distant_memory._sum(write)}, [sums], "does not hold")
+        distant_memory._prove({name: summed(write)}, [sums], "does not hold")
+
+
+@pytest.mark.parametrize("is_deaf", [True, False])
+def test_a_whole_tensor_that_is_not_what_was_summed_is_told(
+    model, loader, tmp_path, monkeypatch, is_deaf
+):
+    held, name = loader(model), "model.layers.0.norm.weight"
+    old = model.bits(name)
+    write = Write(name, old ^ old.dtype.type(1), None)
+    distant_memory._write_file(tmp_path / "change-1", [write])
+    held.answer(tmp_path, {"ask": "stage", "file": "change-1"})
+    if is_deaf:
+        deaf = held._places[name][0].bits().as_subclass(Deaf)
+        monkeypatch.setattr(places.Place, "bits", lambda _: deaf)
+    else:  # what was read has become something else since
+        with torch.inference_mode():
+            held._prepared[1]._all[0]._slot.part.values[3] ^= 2
+    held.take("change-1")
+
+    (sums,) = held.answer(tmp_path, {"ask": "taken"})["sums"]
+    assert sums == [digest(name, model.bits(name))] != [summed(write)]
+
+
+def test_a_whole_tensor_of_many_steps_is_written_and_proven(loader, tmp_path, monkeypatch):
+    model = Fused()
+    held, name = loader(model), "model.layers.0.experts.gate_up_proj"
+    monkeypatch.setattr(digesting, "_ON_CPU", 7)
+    write = Write(name, model.bits(name) ^ np.uint32(9), None)
+    distant_memory._write_file(tmp_path / "change-1", [write])
+    held.answer(tmp_path, {"ask": "stage", "file": "change-1"})
+    held.take("change-1")
+
+    assert held.answer(tmp_path, {"ask": "taken"})["sums"] == [[summed(write)]]
+    np.testing.assert_array_equal(model.bits(name), write.values)
 
 
 class Deaf(torch.Tensor):
@@ -189,7 +230,7 @@ class Deaf(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.scatter_:
+        if func in (torch.Tensor.scatter_, torch.Tensor.copy_):
             return args[0]
         return super().__torch_function__(func, types, args, kwargs or {})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tinsmith.messages.sampling import SampleDone
 from tinsmith_gateway.openai.choice import Choice
 from tinsmith_gateway.openai.draws import Draws
-from tinsmith_gateway.openai.forms import Frame, placed
+from tinsmith_gateway.openai.forms import Frame, placed, routed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -69,9 +69,8 @@ class Answer:
             async for place, one in heard:
                 if isinstance(one, SampleDone):
                     async for choice, stretch in self._finished(place, one):
-                        contents[choice.index] = self._form.choice(
-                            stretch, has_logprobs=self._has_logprobs
-                        )
+                        told = self._form.choice(stretch, has_logprobs=self._has_logprobs)
+                        contents[choice.index] = told | routed(choice.experts)
         choices = [
             placed(one.index, one.finish_reason, contents[one.index]) for one in self._choices
         ]
@@ -97,6 +96,7 @@ class Answer:
         opened.add(choice.index)
         if stretch.text or stretch.tokens or choice.finish_reason:
             delta = self._form.delta(stretch, has_logprobs=self._has_logprobs)
+            delta |= routed(choice.experts)  # with the last
             contents.append(placed(choice.index, choice.finish_reason, delta))
         return contents
 

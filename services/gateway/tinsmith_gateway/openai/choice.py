@@ -13,7 +13,7 @@ from tinsmith_gateway.openai.passage import Passage, Token
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tinsmith.messages.sampling import Sequence, TokensDrawn, TopK
+    from tinsmith.messages.sampling import RoutedExperts, Sequence, TokensDrawn, TopK
     from tinsmith_gateway.openai.passage import Stretch
     from tinsmith_gateway.openai.texts import Texts
 
@@ -28,6 +28,7 @@ class Choice:
     def __init__(self, index: int, texts: Texts, base_model: str, stops: Iterable[str]) -> None:
         self.index = index
         self.finish_reason: str | None = None
+        self.experts: RoutedExperts | None = None
         self._texts = texts
         self._base_model = base_model
         self._passage = Passage(stops)
@@ -50,7 +51,7 @@ class Choice:
                 "send the request again"
             )
         await self._add(sequence, len(self._taken), patience_s=PATIENCE_S)
-        self.finish_reason = sequence.stop_reason
+        self.finish_reason, self.experts = sequence.stop_reason, sequence.routed_experts
         return self._passage.release(is_end=True)
 
     async def _add(

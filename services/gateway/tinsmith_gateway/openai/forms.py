@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,7 @@ from tinsmith import ids
 from tinsmith_gateway.openai import logprobs
 
 if TYPE_CHECKING:
+    from tinsmith.messages.sampling import RoutedExperts
     from tinsmith_gateway.openai.passage import Stretch
 
 Json = dict[str, Any]
@@ -94,6 +96,18 @@ class Frame:
 def placed(index: int, finish_reason: str | None, content: Json) -> Json:
     """A choice in its place."""
     return {"index": index, **content, "finish_reason": finish_reason}
+
+
+def routed(experts: RoutedExperts | None) -> Json:
+    """What a finished choice has beside its content when it was asked for."""
+    if experts is None:
+        return {}
+    told = {
+        "data": base64.b64encode(experts.experts).decode(),  # little-endian, row-major
+        "dtype": f"uint{8 * experts.width}",
+        "shape": [experts.length, experts.layers, experts.k],
+    }
+    return {"routed_experts": told}
 
 
 def _chat_logprobs(stretch: Stretch, has_logprobs: bool) -> Json | None:  # noqa: FBT001

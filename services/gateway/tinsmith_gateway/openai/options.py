@@ -50,7 +50,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes take; ``top_k`` is an extension."""
+    """What both routes take; ``top_k`` and ``return_routed_experts`` are extensions."""
 
     name_of_top: ClassVar[str]
 
@@ -64,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     stop: Text | list[Text] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    return_routed_experts: bool = False
 
     @property
     def length(self) -> int | None:

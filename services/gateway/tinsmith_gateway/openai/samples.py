@@ -55,7 +55,8 @@ async def samples_of(
             sampling_params=options.params,
             topk_sample_logprobs=options.top,
         )
-        made.append(msgspec.structs.replace(sample(asked, target, limits), tell=tell))
+        more = {"tell": tell, "routed_experts": options.return_routed_experts}
+        made.append(msgspec.structs.replace(sample(asked, target, limits), **more))
     return made
 
 

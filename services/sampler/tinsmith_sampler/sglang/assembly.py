@@ -126,6 +126,7 @@ def _options(model: ModelConfig, config: SamplerConfig, base: BaseModel) -> Sgla
         max_adapters=config.max_adapters,
         max_lora_rank=config.max_lora_rank,
         lora_targets=tuple(sorted({layer.rpartition(".")[2] for layer in base.layers})),
+        routed_experts=config.routed_experts and base.mixture is not None,
         extra=config.sglang_args,
     )
 

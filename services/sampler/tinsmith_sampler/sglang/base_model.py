@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tinsmith import model_files
 from tinsmith_sampler.loading import decoder, load_tokenizer
 from tinsmith_sampler.lora_layers import LayerShape
+from tinsmith_sampler.sglang.routes import mixture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tinsmith.model_files import ModelFiles
+    from tinsmith_sampler.sglang.routes import Mixture
     from tinsmith_sampler.stopping import Decode
 
 _LINEAR = frozenset(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")) | {
@@ -40,6 +42,7 @@ class BaseModel:
     to_text: Decode | None  # None: there is no tokenizer
     layers: Mapping[str, LayerShape]
     """What an adapter may change: linear layers, not experts, by the names that PEFT has."""
+    mixture: Mixture | None = None  # None: there are no experts
 
 
 def read(source: str) -> BaseModel:
@@ -53,6 +56,7 @@ def read(source: str) -> BaseModel:
         eos_tokens=_eos_tokens(files, tokenizer),
         to_text=decoder(tokenizer),
         layers=_layers(files),
+        mixture=mixture(files),
     )
 
 

@@ -16,13 +16,14 @@ from tinsmith.errors import ServerError
 from tinsmith_sampler.engine import Drawn, Generated, TopTokens
 from tinsmith_sampler.sglang.failures import SglangAborted
 from tinsmith_sampler.sglang.logprobs import NotFinite, chosen, top
+from tinsmith_sampler.sglang.routes import routes
 from tinsmith_sampler.sglang.wire import Generate, Sampling
 from tinsmith_sampler.stopping import Stopper, StopText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tinsmith_sampler.engine import Row, StopReason
+    from tinsmith_sampler.engine import Experts, Row, StopReason
     from tinsmith_sampler.sglang.base_model import BaseModel
     from tinsmith_sampler.sglang.wire import Answer, FinishReason
 
@@ -49,6 +50,7 @@ def body(row: Row, model: BaseModel, adapter: str | None) -> Generate:
         ),
         lora_path=adapter,
         top_logprobs_num=row.topk,
+        return_routed_experts=row.routed_experts,
     )
 
 
@@ -68,6 +70,8 @@ class Continuation:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._topk: list[TopTokens] = []
+        self._experts: Experts | None = None
+        self._mixture = model.mixture
         self._cached_tokens = 0
         self._reason: StopReason | None = None
 
@@ -85,12 +89,14 @@ class Continuation:
         """
         told = answer.meta_info
         start = len(self._tokens)
-        count = self._until_end(answer.output_ids)
+        count = 0 if self.is_ended else self._until_end(answer.output_ids)
         self._tokens += answer.output_ids[:count]
         self._logprobs += chosen(told.output_token_logprobs, count).tolist()
         if self._row.topk:
             self._topk.append(top(told.output_top_logprobs, count, self._row.topk))
         self._cached_tokens = told.cached_tokens
+        if told.routed_experts is not None:
+            self._experts = routes(told.routed_experts, self._mixture, self._computed)
         if told.finish_reason is not None and not self.is_ended:
             self._reason = self._ended(told.finish_reason)
         return None if self.is_ended or not count else self._drawn(start)
@@ -104,8 +110,14 @@ class Continuation:
             logprobs=np.array(self._logprobs, dtype=np.float32),
             stop_reason=self._reason,
             topk=_joined(self._topk),
+            experts=self._experts,
             cached_tokens=self._cached_tokens,
         )
+
+    @property
+    def _computed(self) -> int:
+        """Tokens that were, of prompt and row."""
+        return len(self._row.prompt) + len(self._tokens) - 1
 
     def _until_end(self, tokens: Sequence[int]) -> int:
         """How many of these belong to the row."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tinsmith.errors import StorageFull
-from tinsmith.weights.digest import digest, part, salt
+from tinsmith.weights.digest import part, salt
 from tinsmith.weights.state import WrongBits
 from tinsmith_sampler.sglang.failures import SglangError, SglangGone
 from tinsmith_sampler.sglang.launching import LOADER
@@ -89,13 +89,13 @@ class ServerMemory:
         """Of all tensors."""
         return set(self._sizes)
 
-    def stage(self, writes: Sequence[Write]) -> None:
+    def stage(self, writes: Sequence[Write], digests: Mapping[str, int]) -> None:
         """Put them into a file beside the server, and have its loader read and sum them."""
         self._staged = None
         there: Opened = self._wait(self._current())
         self._count += 1
         file = there.folder / f"change-{self._count}"
-        sums = {write.name: _sum(write) for write in writes}
+        sums = {write.name: _sum(write, digests) for write in writes}
         try:
             _write_file(file, writes)
             told = _asked(there.folder, {"ask": "stage", "file": file.name})
@@ -181,10 +181,10 @@ def _prove(wanted: Mapping[str, int], told: Sequence[Sequence[int]], problem: st
             raise WrongBits(f"the engine's {name!r} {problem}")
 
 
-def _sum(write: Write) -> int:
+def _sum(write: Write, digests: Mapping[str, int]) -> int:
     """The part of the digest that what is written adds to it."""
     if write.indices is None:
-        return digest(write.name, write.values)
+        return digests[write.name]
     return part(write.name, write.indices, write.values)
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from tinsmith import __version__
 from tinsmith.errors import InvalidRequest, NotSupported, ServerError
-from tinsmith_sampler.engine import EngineLoad, Generated, Scored
+from tinsmith_sampler.engine import NO_EXPERTS, EngineLoad, Generated, Scored
 from tinsmith_sampler.sglang import base_model, continuing, scoring
 from tinsmith_sampler.sglang.adapters import Adapters
 from tinsmith_sampler.sglang.continuing import Continuation
@@ -134,6 +134,8 @@ class SglangEngine:
                 "stop: this model was given to the sampler without a tokenizer; "
                 "use token ids in place of strings"
             )
+        if row.routed_experts:
+            self._check_experts()
         return await self._serve(row, partial(self._draw, row))
 
     async def score(self, asked: Scoring) -> Scored:
@@ -246,7 +248,9 @@ class SglangEngine:
                 drawn = growing.take(answer)
                 if drawn is not None and row.tell is not None:
                     row.tell(drawn)
-                if growing.is_ended and answer.meta_info.finish_reason is None:
+                is_going_on = answer.meta_info.finish_reason is None
+                # Routes come with the server's own end of the row.
+                if growing.is_ended and is_going_on and not row.routed_experts:
                     break  # leaving the stream ends the row in the server too
         return growing.result()
 
@@ -266,6 +270,15 @@ class SglangEngine:
         if self._starts is None:
             raise ServerError("the engine was not started")
         return self._starts
+
+    def _check_experts(self) -> None:
+        if self._model.mixture is None:
+            raise NotSupported(NO_EXPERTS)
+        if not self._found.routed_experts:
+            raise NotSupported(
+                "return_routed_experts: the SGLang server was not started for it; set "
+                "sampler.routed_experts = true, or start it with --enable-return-routed-experts"
+            )
 
     def _check(self, prompt: NDArray[np.int32], tokens: int) -> None:
         """The server would answer other tokens with nonsense, and cut what is too long."""

@@ -40,6 +40,7 @@ class Inspection:
     dtype: str
     context_length: int  # tokens of a prompt and its continuation together
     base_checksum: str  # blake3 over the server's own checksums of all tensors
+    routed_experts: bool = False  # whether it tells them
 
 
 async def inspect(
@@ -60,6 +61,7 @@ async def inspect(
         dtype=info.dtype or "unknown",
         context_length=min(room),
         base_checksum=_digest(await client.checksums()),
+        routed_experts=info.enable_return_routed_experts,
     )
 
 
