@@ -222,6 +222,18 @@ def test_pods_are_closed_probed_and_bounded(name):
         }
 
 
+def test_the_broker_collects_its_garbage_before_it_is_killed_for_it():
+    (container,) = of_kind("StatefulSet", "nats")["spec"]["template"]["spec"]["containers"]
+    units = {"GiB": 1 << 30, "Gi": 1 << 30, "MiB": 1 << 20, "Mi": 1 << 20}
+
+    def size(text):
+        amount, unit = re.fullmatch(r"(\d+)(\w+)", text).groups()
+        return int(amount) * units[unit]
+
+    (known,) = [one["value"] for one in container["env"] if one["name"] == "GOMEMLIMIT"]
+    assert 0.8 < size(known) / size(container["resources"]["limits"]["memory"]) < 0.95
+
+
 def test_every_secret_that_a_pod_needs_is_in_the_template():
     template = {
         d["metadata"]["name"]: set(d["stringData"]) for _, d in ALL if d["kind"] == "Secret"

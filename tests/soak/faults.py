@@ -114,10 +114,12 @@ class Stage:
             if wrong := slot.tick():
                 self.broken.append(wrong)
 
-    def fault(self, roles, kinds):
-        """Do something to one of those that are up."""
+    def fault(self, roles, kinds, *, spares_broker=False):
+        """Do something to one of those that are up; the broker that is spared does not end."""
         up = [role for role in roles if role == "broker" or self.slots[role].is_up]
         role, kind = self._rng.choice(up), self._rng.choice(kinds)
+        if role == "broker" and spares_broker:
+            kind = "stop"
         if role == "broker":
             self._harm_broker(kind)
         elif kind == "stop":
