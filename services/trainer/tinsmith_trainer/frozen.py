@@ -42,6 +42,17 @@ def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Tensor:
     return dense(weight, dtype)
 
 
+def keep_layout(model: nn.Module) -> None:
+    """Have bitsandbytes leave the codes of ``model`` as they are.
+
+    Its own forward pass packs 4-bit codes anew on CPUs with products in bfloat16, for kernels that
+    round to that; ``dense`` would read them as other numbers.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def quantised(W_OI: Tensor, quantization: Quantization, device: torch.device) -> nn.Parameter:
     """A matrix of floats on the host as codes on ``device``: what ``dense`` turns back."""
     from bitsandbytes.nn import Int8Params, Params4bit

@@ -50,12 +50,13 @@ def load(
             f"its config.json, such as {absent[0]}; get a complete copy"
         )
     frozen: PreTrainedModel = model.eval().requires_grad_(requires_grad=False)
-    if while_loading != "none":  # layers of bitsandbytes are there, and may not be moved
-        return frozen
-    if quantization != "none":
-        from tinsmith_trainer import quantising
-
-        quantising.quantise(frozen, quantization, device)
-    else:
+    if quantization == "none":
         frozen.to(device)  # type: ignore[arg-type]  # its decorator hides the signature
+        return frozen
+    from tinsmith_trainer import quantising
+    from tinsmith_trainer.frozen import keep_layout
+
+    if while_loading == "none":  # else layers of bitsandbytes are there, and may not be moved
+        quantising.quantise(frozen, quantization, device)
+    keep_layout(frozen)
     return frozen

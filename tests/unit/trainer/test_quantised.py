@@ -52,9 +52,11 @@ def nf4_model(folder: Path) -> nn.Module:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=config
     )
+    frozen.keep_layout(model)  # its own way would round to bfloat16, on some CPUs
+    return model
 
 
 def dense_copy(base: base_model.BaseModel, folder: Path) -> nn.Module:
@@ -84,6 +86,20 @@ def test_a_step_on_an_nf4_base_is_that_of_peft_on_the_same(any_folder: Path, tmp
         engine.optim_step("m", STEP)
 
         assert done.metrics["loss:sum"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_codes_stay_as_they_are_on_a_cpu_with_products_in_bfloat16(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    base = load(tiny_llama, "nf4")  # which makes a pass
+    base.model(torch.tensor([[1, 2, 3]]))
+    name = "model.layers.0.mlp.up_proj"
+    weight = load_file(tiny_llama / "model.safetensors")[f"{name}.weight"].float()
+    codes = frozen.quantised(weight, "nf4", torch.device("cpu"))
+
+    found = frozen.weight_of(base.model.get_submodule(name), torch.float32)
+    assert torch.equal(found, frozen.dense(codes, torch.float32))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_oss"])
