@@ -52,7 +52,7 @@ async def stretch(
         if not consumer:
             wanted = reading_consumer(subject, first, headers_only=headers_only)
             found = await _consumer(js, stream, wanted)
-            if not found.num_pending:
+            if not found.num_pending and not await _has(js, stream, subject, first):
                 raise BrokerUnavailable(f"{stream} was deleted up to {last} meanwhile; read again")
             consumer = found.name
         batch = await _batch(client, stream, consumer, last)
@@ -99,6 +99,12 @@ async def _batch(client: Client, stream: str, consumer: str, last: int) -> list[
                 if len(found) == BATCH or msg.metadata.sequence.stream >= last:
                     break
     return found
+
+
+async def _has(js: JetStreamContext, stream: str, subject: str, first: int) -> bool:
+    """Whether there is a message from ``first`` on: a consumer's replica may not have it yet."""
+    end = await last_message(js, stream, subject)
+    return end is not None and (end.seq or 0) >= first
 
 
 async def count(js: JetStreamContext, stream: str, subject: str) -> int:

@@ -139,7 +139,10 @@ def _check_room(
     if is_whole:
         needs["for training all weights in float32"] = files.state_bytes(shards)
     if is_whole and shards > 1:
-        needs["for the gradient of a pass"] = files.weight_bytes(dtype)
+        output = _output_bytes(files, dtype)
+        needs["for the gradient of a pass"] = files.weight_bytes(dtype) + output
+        if device.type == "cpu":
+            needs["for weights as they were loaded"] = files.weight_bytes(dtype)
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else memory.available_bytes()
     remedies = [
@@ -181,6 +184,12 @@ def _check_room_of_shard(
         remedy = "use more ranks, lower microbatch_tokens, or serve a smaller model"
         free = torch.cuda.mem_get_info(device)[0]
         memory.check_room(name, needs, free, place=str(device), remedy=remedy)
+
+
+def _output_bytes(files: ModelFiles, dtype: DTypeName) -> int:
+    """By how much the gradient of the output layer, in float32, is larger than in ``dtype``."""
+    numbers = files.config.get("vocab_size", 0) * files.config.get("hidden_size", 0)
+    return int(0 if dtype == "float32" else 2 * numbers)
 
 
 def _bytes_per_token(files: ModelFiles, dtype: DTypeName) -> int:

@@ -162,12 +162,16 @@ class TrainingEngine:
             InvalidRequest: naming the datum, the key, the value and the limit, before anything
                 is computed; or for a loss that is not finite. The accumulated gradient is then
                 as it was.
-            NoRoom: a datum alone takes more memory than there is.
+            NoRoom: a datum alone takes more memory than there is, or the gradient of a request
+                that is repeated, and was made where it was whole.
         """
         tenant, with_gradient = self._adapters.get(model_id), not op.forward_only
         loss, settings = losses.chosen(op.loss_fn, op.loss_config)
         examples = self._team.agreed(lambda: self._examples(op, loss, settings))
         by_pass = past.by_pass if past.ranks is not None else tenant.adder is not None
+        if with_gradient and tenant.adder is not None and not by_pass:
+            size = tenant.layout.size * tenant.weights.element_size()
+            self._team.agreed(lambda: self._room.check_whole(size))
         scoring = Scoring(
             tenant, examples, loss, settings, with_gradient, past, self._team, by_pass
         )

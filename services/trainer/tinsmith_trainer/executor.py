@@ -117,7 +117,7 @@ class Executor:
                 return Outcome.of(await self._outcome(self._apply(op, past), log))
             if is_change := self._is_change(op):
                 await self._compute.readings.ended(op.model_id)
-            result = await self._outcome(self._apply(op), log)
+            result = await self._outcome(self._apply(op, past), log)
             if isinstance(result, Failed):
                 return Outcome.of(result)
             if is_change:
@@ -230,7 +230,9 @@ class Executor:
                 passes = self._engine.passes(model_id, body, past)
                 return await self._compute.run_passes(model_id, passes)
             case ops.CreateModel() | ops.OptimStep():
-                return await self._compute.run(model_id, lambda: self._engine.apply(model_id, body))
+                return await self._compute.run(
+                    model_id, lambda: self._engine.apply(model_id, body, past)
+                )
             case ops.LoadWeights():
                 parts = await self._parts(body.path)
                 await self.restore(model_id, parts, with_optimizer=body.with_optimizer)

@@ -48,9 +48,10 @@ def keep_layout(model: nn.Module) -> None:
     Its own forward pass packs 4-bit codes anew on CPUs with products in bfloat16, for kernels that
     round to that; ``dense`` would read them as other numbers.
     """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+    each: Any
+    for each in model.modules():
+        if hasattr(each, "support_avx512bf16_for_cpu"):
+            each.support_avx512bf16_for_cpu = False
 
 
 def quantised(W_OI: Tensor, quantization: Quantization, device: torch.device) -> nn.Parameter:

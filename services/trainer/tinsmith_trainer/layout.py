@@ -55,8 +55,10 @@ class Layout:
         for index in range(bisect_right(self._starts, start) - 1, len(self.parts)):
             begin, part = self._starts[index], self.parts[index]
             low, high = max(begin, start), min(begin + part.size, stop)
-            if low >= high:
+            if begin >= stop:
                 return
+            if low == high:  # a part without numbers
+                continue
             yield part.name, slice(low - begin, high - begin), slice(low - start, high - start)
 
     def matrices(self, flat: Tensor) -> Mapping[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from tinsmith.errors import NoRoom, UnusableGradient, UserError
+from tinsmith.errors import NoRoom, NotSupported, UnusableGradient, UserError
 from tinsmith.logbook.differences import Difference
 from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
@@ -96,6 +96,8 @@ def _is_of_engine(body: ops.OpBody, failed: Failed) -> bool:
             return False
         case ops.CreateModel(checkpoint=str()):
             return False
+        case ops.CreateModel() if failed.code == NotSupported.__name__:
+            return False  # by the trainer's settings
         case _:
             return failed.category == "user" and failed.code not in {"", NoRoom.__name__}
 

@@ -71,6 +71,17 @@ class Room:
             f"free, enough for about {most} tokens; {remedy}"
         )
 
+    def check_whole(self, need: int) -> None:
+        """Raises NoRoom when a whole gradient of ``need`` bytes does not fit."""
+        free = self.free_bytes()
+        if free is not None and need > free:
+            raise NoRoom(
+                "trainer.sharding: this request was made without slices, and to repeat it takes a "
+                f"whole gradient of {need / memory.GIB:.2f} GiB; {self._base.device} has "
+                f'{free / memory.GIB:.2f} GiB free; go on with trainer.sharding = "none" until '
+                "the model's state is saved"
+            )
+
     def bytes_of(self, tokens: int, *, with_gradient: bool) -> int:
         """About what a pass over ``tokens`` takes beside the weights."""
         kept = self._kept.at(tokens)

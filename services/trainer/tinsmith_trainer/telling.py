@@ -63,8 +63,9 @@ class Telling:
                     self._ranks.fail("a state was not read to its end")
 
     def stop(self) -> None:
-        """Of the first rank: nothing more will be read."""
+        """Of the first rank: nothing more will be read; who still waits for it is told so."""
         with self.unread:
+            self.tenant = None
             for rank in range(1, self._ranks.size):
                 self._ranks.send(torch.tensor([_STOP]), rank, self._line)
 

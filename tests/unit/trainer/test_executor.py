@@ -14,6 +14,9 @@ from tinsmith.messages import ops
 from tinsmith.messages.base import Failed
 from tinsmith_trainer.compute import Compute
 from tinsmith_trainer.executor import Executor
+from tinsmith_trainer.optim import NORM_BLOCK
+from tinsmith_trainer.parts import Past
+from tinsmith_trainer.repeating import why_not_repeated
 
 FORWARD_BACKWARD = cross_entropy(random_datum(20, seed=1))
 STEP = ops.OptimStep(learning_rate=1e-3)
@@ -109,3 +112,21 @@ async def test_a_refused_step_leaves_the_digest_of_the_state_it_left(do, executo
 
     assert isinstance(await outcome.result, Failed)
     assert await executor.state_blake3("m") == digest
+
+
+async def test_a_step_that_is_repeated_is_made_as_it_was(do, executor):
+    """By a trainer that would have made it otherwise: this one has the whole state."""
+    past = ops.OptimStepDone(norm_block=NORM_BLOCK)
+    await do("m", FORWARD_BACKWARD)
+    op = ops.Op(model_id="m", seq=9, body=STEP)
+    outcome = await executor.execute(op, structlog.get_logger(), Past.of(past))
+
+    assert (await outcome.result).norm_block == NORM_BLOCK
+
+
+def test_an_optimizer_that_a_trainer_was_not_set_up_for_is_not_asked_for_again():
+    body = ops.CreateModel(base_model="tiny", lora=ops.LoraShape(rank=4), optimizer="dimuon")
+    refused = Failed(category="user", message="", code="NotSupported")
+
+    assert why_not_repeated(body, refused)
+    assert why_not_repeated(FORWARD_BACKWARD, refused) is None

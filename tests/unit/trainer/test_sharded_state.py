@@ -13,7 +13,7 @@ from tests.unit.trainer.ranked import Task, on_one_rank, on_ranks, repeated
 from tests.unit.trainer.test_ranks import check_equal, check_near
 
 from tinsmith import model_files
-from tinsmith.errors import InvalidRequest, StartupError, UnusableGradient
+from tinsmith.errors import InvalidRequest, NoRoom, StartupError, UnusableGradient
 from tinsmith.messages.ops import LoraShape, OptimStep
 from tinsmith.testing import tiny_model
 from tinsmith_trainer import base_model
@@ -205,6 +205,9 @@ def test_what_lies_between_two_places_of_a_layout():
     assert list(layout.between(10, 11)) == [("c", slice(0, 1), slice(0, 1))]
     assert list(layout.between(3, 3)) == []
 
+    holed = Layout([Part("a", (2,)), Part("empty", (0, 5)), Part("c", (1,))])
+    assert [name for name, _, _ in holed.between(0, 3)] == ["a", "c"]
+
 
 def test_each_round_of_slices_is_added_up_by_itself():
     assert rounds(5, 2, at_once=True, is_apart=True) == [[(0, 1)], [(2, 3)], [(4,)]]
@@ -214,7 +217,7 @@ def test_a_rank_with_a_slice_needs_less_room_than_one_with_all(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = model_files.find(str(tiny_llama))
-    need = 2 * files.weight_bytes("float32") + files.state_bytes(4)
+    need = 3 * files.weight_bytes("float32") + files.state_bytes(4)
     monkeypatch.setattr(base_model.memory, "available_bytes", lambda: need)
 
     base_model.load(str(tiny_llama), name="tiny:full", device="cpu", shards=4)
@@ -231,6 +234,9 @@ def test_a_pass_with_slices_has_room_for_its_gradient(engine: TrainingEngine):
         for size in (0, 1 << 20)
     )
 
+    plain.check_whole(1 << 20)
+    with pytest.raises(NoRoom, match="made without slices"):
+        plain.check_whole(1 << 60)
     for with_gradient, more in ((True, 1 << 20), (False, 0)):
         found = [room.bytes_of(9, with_gradient=with_gradient) for room in (plain, sliced)]
         assert found[1] - found[0] == more
