@@ -44,6 +44,17 @@ def test_a_broker_that_nobody_could_judge_is_no_success():
     assert "long enough" in said
 
 
+def test_what_ends_the_watch_fails_the_soak():
+    def processes():
+        raise ValueError("half a profile")
+
+    with (
+        pytest.raises(ValueError, match="half a profile"),
+        memory.Watch(processes, broker=None, profiled=None) as watch,
+    ):
+        watch._thread.join()
+
+
 @pytest.fixture
 def profiled(tmp_path):
     told = Profiled()

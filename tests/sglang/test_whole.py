@@ -187,7 +187,7 @@ async def test_a_request_in_a_server_that_is_lost_is_not_answered_until_another_
     async with follower.hold(version):
         pass
     starts, memory = follower.engine._starts, follower._receiver._memory
-    starts._first = await starts._inspect(reached.client)  # a start has these weights
+    starts.newest = await starts._inspect(reached.client)  # a start has these weights
     written = memory._count
     with pytest.raises(VersionUnmet, match="has to be written anew"):
         await drawn_while_it_is_lost(follower, version, reached)

@@ -65,7 +65,10 @@ def _median(samples):
 
 
 class Watch:
-    """Looks at processes again and again; use as a context manager."""
+    """Looks at processes again and again; use as a context manager.
+
+    Leaving it raises what went wrong meanwhile: a figure that is missing is no figure that held.
+    """
 
     def __init__(self, processes, broker, profiled):
         """``processes()`` are those that run now, label -> pid; "broker" is ``broker``."""
@@ -73,6 +76,7 @@ class Watch:
         self._broker = broker
         self._profiled = profiled
         self._lives = {}
+        self._failure = None  # of the thread, which would end unseen
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="memory")
 
@@ -83,12 +87,20 @@ class Watch:
     def __exit__(self, *_):
         self._over.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def rows(self, warm_s):
         """Of every process that has lived; those whose ``growth`` is None died too early."""
         return [life.judged(warm_s) for life in self._lives.values()]
 
     def _look(self):
+        try:
+            self._look_until_over()
+        except BaseException as failure:  # noqa: BLE001  whatever it is, it is raised at the end
+            self._failure = failure
+
+    def _look_until_over(self):
         while not self._over.wait(EVERY_S):
             for label, pid in self._processes().items():
                 size = rss_bytes(pid)

@@ -313,7 +313,7 @@ class Receiver:
             self.serving = now
             self._pause_ms = (time.monotonic() - started) * 1e3
         self._reason = ""
-        self._unchecked = self._unchecked or list(self._memory.names() - digests.keys())
+        self._unchecked = self._to_check(writes, digests)
 
     def _write_all(self, writes: list[Write], digests: Mapping[str, int]) -> None:
         """In the pause: write, and prove it."""
@@ -328,6 +328,15 @@ class Receiver:
         for name, wanted in digests.items():
             if (found := memory.digest(name)) != wanted:
                 raise WrongBits(f"the engine's {name!r} holds {found:016x}, not {wanted:016x}")
+
+    def _to_check(self, writes: list[Write], digests: Mapping[str, int]) -> list[str]:
+        """What was not digested in the pause, the next one last; whose turn it was keeps it."""
+        turns, names = self._unchecked, self._memory.names()
+        if not isinstance(self._memory, StagedMemory) or self._settings.checks_all_in_pause:
+            return turns or list(names - digests.keys())
+        # A swap compares what it has just written, and digests nothing.
+        whole = {write.name for write in writes if write.indices is None}
+        return [*(whole - set(turns)), *turns] if turns else list(names)
 
     async def _check_one(self) -> bool:
         """Digest one array of the engine's that has its turn; False when none has."""

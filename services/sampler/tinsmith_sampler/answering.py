@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tinsmith_sampler import measuring, rows
-from tinsmith_sampler.checks import check
+from tinsmith_sampler.checks import check, check_routes
 
 if TYPE_CHECKING:
     from tinsmith.messages.sampling import Sample, SampleDone
@@ -26,6 +26,7 @@ async def answer(
     stops them all.
     """
     prompt = check(sample, limits)
+    check_routes(sample, len(prompt), limits, engine.route_bytes)
     try:
         async with asyncio.TaskGroup() as group:
             # The score comes first in the queue: the rows then find its pass over the prompt.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tinsmith.messages.sampling import Sample, SamplingParams, TargetTokens
+
+MOST_ROUTES = 256 << 20
+"""Bytes of the routed experts of one answer, which sampler and gateway hold more than once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,21 @@ def max_tokens(params: SamplingParams, prompt_length: int, limits: Limits) -> in
             "shorten the prompt or lower max_tokens"
         )
     return room if params.max_tokens is None else asked
+
+
+def check_routes(sample: Sample, prompt_length: int, limits: Limits, route_bytes: int) -> None:
+    """TooLarge when the routed experts asked for could be too many; ``route_bytes`` of a token."""
+    if not sample.routed_experts:
+        return
+    tokens = prompt_length + max_tokens(sample.params, prompt_length, limits) - 1
+    size = sample.num_samples * tokens * route_bytes
+    if size > MOST_ROUTES:
+        raise TooLarge(
+            f"return_routed_experts: {sample.num_samples} continuations of up to {tokens} tokens "
+            f"each, the prompt's among them, at {route_bytes} bytes a token are {size} bytes, over "
+            f"the limit of {MOST_ROUTES}; lower n or max_tokens, shorten the prompt, or ask in "
+            "several requests"
+        )
 
 
 def _prompt(data: bytes, limits: Limits) -> NDArray[np.int32]:

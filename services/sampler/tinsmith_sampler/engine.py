@@ -163,6 +163,10 @@ class Engine(Protocol):
     def context_length(self) -> int:
         """Most tokens of a prompt and its continuation together. Known after ``start``."""
 
+    @property
+    def route_bytes(self) -> int:
+        """Of ``Experts`` for one token; 0: the model has none. Known after ``start``."""
+
     async def start(self) -> None:
         """Load the model; StartupError when it cannot be served."""
 

@@ -35,10 +35,16 @@ class Routes:
         """``mixtures`` are all that send tokens, in the order of the layers."""
         self._cache = cache
         self._mixtures = list(mixtures)
+        most = max((mixture.count for mixture in self._mixtures), default=0)
+        self._dtype = torch.uint8 if most <= 256 else torch.int16
         self._routes: torch.Tensor | None = None  # [slot, layer, K], from a first pass on
         self.slots = torch.empty(0, dtype=torch.int64)  # [T], of the pass that now runs
         for layer, mixture in enumerate(self._mixtures):
             mixture.note = partial(self._note, layer)
+
+    def token_bytes(self, k: int) -> int:
+        """What is told of one token that each layer sends to ``k`` experts."""
+        return len(self._mixtures) * k * self._dtype.itemsize
 
     def of(self, extent: Extent, tokens: int) -> Experts | None:
         """Of the first tokens of a stretch; None if there are no experts."""
@@ -49,10 +55,8 @@ class Routes:
 
     def _note(self, layer: int, experts_TK: torch.Tensor) -> None:
         if self._routes is None:
-            most = max(mixture.count for mixture in self._mixtures)
-            dtype = torch.uint8 if most <= 256 else torch.int16
             shape = len(self._mixtures), experts_TK.shape[1]
-            self._routes = self._cache.beside(shape, dtype)
+            self._routes = self._cache.beside(shape, self._dtype)
         self._routes[self.slots, layer] = experts_TK.to(self._routes.dtype)
 
 

@@ -95,6 +95,7 @@ class ServedModel:
         self._experts = experts.install(model, self._active)
         self._layers = lora_layers.install(model, self._active)
         norms.install(model)
+        self._chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)  # experts of a token
         self.routes = experts.Routes(self.cache, self._experts.values())
         self.places = engine_memory.places(named, alone, self._layers, self._experts)
         """Where each tensor of the checkpoint lies."""
@@ -115,6 +116,11 @@ class ServedModel:
     def has_experts(self) -> bool:
         """Whether ``routes`` tells anything."""
         return bool(self._experts)
+
+    @property
+    def route_bytes(self) -> int:
+        """What ``routes`` tells of one token."""
+        return self.routes.token_bytes(self._chosen)
 
     @property
     def layer_shapes(self) -> dict[str, LayerShape]:

@@ -80,6 +80,11 @@ class TorchEngine:
         """Most tokens of a prompt and its continuation together."""
         return self._model.context_length
 
+    @property
+    def route_bytes(self) -> int:
+        """Of the experts that one token is sent to; 0: there are none."""
+        return self._model.route_bytes
+
     async def start(self) -> None:
         """Load the model on the engine's thread; StartupError when it cannot be served."""
         # Huge pages for the weights: a decoding pass reads all of them, a tenth faster so. Torch

@@ -28,7 +28,7 @@ class Distant:
         self.is_deaf = False
         self.has_room = True
         self.told = []  # (what was called, in a pause)
-        self.digested = []  # whether in a pause
+        self.digested = []  # (name, whether in a pause)
 
     @property
     def receiver(self):
@@ -46,8 +46,10 @@ class Distant:
         return self.engine.names()
 
     def digest(self, name):
-        self.digested.append(self.is_paused)
-        return self.engine.digest(name)
+        is_paused = self.is_paused
+        found = self.engine.digest(name)
+        self.digested.append((name, is_paused))
+        return found
 
     def stage(self, writes, digests):
         self.told.append(("stage", self.is_paused))
@@ -97,7 +99,7 @@ async def test_in_a_pause_a_swap_proves_what_it_writes_and_no_digest_is_asked_fo
         await following.at(1)
         await site.step()
         await following.at(2)
-    assert any(distant.digested) == checks_all
+    assert any(is_paused for _, is_paused in distant.digested) == checks_all
 
 
 async def test_what_a_swap_does_not_write_is_not_served(bus):
@@ -132,12 +134,21 @@ async def test_memory_that_may_be_lost_is_written_anew_before_it_serves(bus):
     distant = Distant()
     async with replica(bus, site, distant) as following:
         await following.at(1)
+        await all_digested(following, distant, times=1)
         for array in distant.engine.arrays.values():
             array[:] = np.zeros_like(array)
         following.receiver.doubt()
         assert following.receiver.serving is None
         await following.until(lambda r: r.receiver.serving is not None, "served again")
+        await all_digested(following, distant, times=2)
         following.engine.engine.compute()
         assert following.receiver.status().mismatches == 0
         await served_only_what_is_in_the_log(site, following)
     assert len(distant.told) == 4
+
+
+async def all_digested(following, distant, times):
+    """Each array so often, once for each time that all was written, and never in a pause."""
+    count = times * len(distant.names())
+    await following.until(lambda _: len(distant.digested) >= count, "digested")
+    assert sorted(distant.digested) == sorted([(name, False) for name in distant.names()] * times)

@@ -7,11 +7,12 @@ import base64
 import numpy as np
 import pytest
 
-from tinsmith.errors import BrokerUnavailable, ServerError
+from tinsmith.errors import BrokerUnavailable, ServerError, TooLarge
 from tinsmith.messages.sampling import RoutedExperts, Sequence, TokensDrawn
 from tinsmith.messages.texts import TokenPiece
 from tinsmith_gateway.openai.choice import Choice
 from tinsmith_gateway.openai.forms import routed
+from tinsmith_gateway.openai.samples import _check_routed
 
 WORD = b"hello, world"
 
@@ -73,6 +74,20 @@ async def test_a_finished_choice_tells_where_its_tokens_were_sent(choice):
     back = np.frombuffer(base64.b64decode(told["data"]), told["dtype"]).reshape(told["shape"])
     np.testing.assert_array_equal(back, sent)
     assert routed(None) == {}
+
+
+async def test_an_answer_that_lacks_what_was_asked_for_is_an_error():
+    choice = Choice(0, Letters(), "tiny", (), wants_experts=True)
+    with pytest.raises(ServerError, match="return_routed_experts: the answer does not tell"):
+        await choice.finish(Sequence(stop_reason="length", **arrays(WORD)))
+
+
+def test_prompts_that_are_told_with_too_many_continuations_are_refused():
+    _check_routed([[1, 2], [3]], 5, 15)
+    with pytest.raises(
+        TooLarge, match=r"return_routed_experts: .* 5 .* are 15, over .* 14; lower n"
+    ):
+        _check_routed([[1, 2], [3]], 5, 14)
 
 
 async def test_what_is_heard_in_order_is_given_out_at_once(choice):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.unit.sampler.examples import LIMITS, prompt, sample, tokens
 
-from tinsmith.errors import InvalidRequest
-from tinsmith_sampler.checks import Limits, check, max_tokens
+from tinsmith.errors import InvalidRequest, TooLarge
+from tinsmith_sampler.checks import Limits, check, check_routes, max_tokens
 
 
 def test_the_prompt_comes_back_as_int32_tokens():
@@ -94,3 +94,17 @@ def test_a_prompt_that_fills_the_context_has_no_room_for_a_token():
 
 def test_without_max_tokens_the_rest_of_the_context_is_drawn():
     assert max_tokens(sample().params, 60, LIMITS) == 40
+
+
+def test_routed_experts_are_told_up_to_a_size_and_refused_beyond_it(monkeypatch):
+    asked = sample(num_samples=4, routed_experts=True, params={"max_tokens": 6})
+    most = 4 * (3 + 6 - 1) * 10  # SHORT has three tokens, the last of all is sent nowhere
+    monkeypatch.setattr("tinsmith_sampler.checks.MOST_ROUTES", most)
+    check_routes(asked, 3, LIMITS, 10)
+    check_routes(sample(num_samples=4, params={"max_tokens": 6}), 3, LIMITS, 11)
+
+    with pytest.raises(TooLarge, match=rf"return_routed_experts: .* 352 bytes.* {most}; lower n"):
+        check_routes(asked, 3, LIMITS, 11)
+    unbounded = sample(num_samples=4, routed_experts=True)
+    with pytest.raises(TooLarge, match=rf"return_routed_experts: .* {4 * 99 * 10} bytes"):
+        check_routes(unbounded, 3, LIMITS, 10)

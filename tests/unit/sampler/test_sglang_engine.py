@@ -119,6 +119,25 @@ def test_where_tokens_were_sent_comes_with_the_servers_end_of_a_row(tmp_path):
     np.testing.assert_array_equal(made.experts, sent[:4])
 
 
+@pytest.mark.parametrize("is_ended_by_us", [True, False])
+def test_a_row_that_lacks_where_its_tokens_were_sent_is_no_result(tiny, is_ended_by_us):
+    """A server that gives a row up behind our end of it tells nothing; nor may another."""
+    stops = {"stop_tokens": (8,)} if is_ended_by_us else {}
+    asked = replace(row(max_tokens=2, **stops), routed_experts=True)
+    growing = Continuation(asked, tiny)
+    growing.take(answer(9, 8, reason=LENGTH))
+    assert growing.is_ended
+    with pytest.raises(ServerError, match="without telling where its tokens went"):
+        growing.result()
+
+    with pytest.raises(SglangAborted):
+        growing.take(answer(reason=FinishReason(type="abort")))
+    without = Continuation(row(max_tokens=2, **stops), tiny)
+    without.take(answer(9, 8))
+    without.take(answer(reason=FinishReason(type="abort")))
+    assert without.result().tokens.tolist() == [9, 8]
+
+
 def replaced(meta, told):
     return msgspec.structs.replace(meta, routed_experts=told)
 

@@ -225,6 +225,26 @@ def test_a_whole_tensor_of_many_steps_is_written_and_proven(loader, tmp_path, mo
     np.testing.assert_array_equal(model.bits(name), write.values)
 
 
+def test_nothing_is_compared_before_all_is_written(model, loader, tmp_path, monkeypatch):
+    """What was written last is in a core's cache, and read from there."""
+    held, equal, missing = loader(model), torch.equal, []
+    names = ["model.embed_tokens.weight", "model.layers.0.norm.weight"]
+    writes = [Write(name, ~model.bits(name), None) for name in names]
+    distant_memory._write_file(tmp_path / "change-1", writes)
+    held.answer(tmp_path, {"ask": "stage", "file": "change-1"})
+
+    def noted(*tensors):
+        missing.extend(one.name for one in writes if (model.bits(one.name) != one.values).any())
+        return equal(*tensors)
+
+    monkeypatch.setattr(torch, "equal", noted)
+    held.take("change-1")
+
+    told = held.answer(tmp_path, {"ask": "taken"})["sums"]
+    assert [set(sums) for sums in told] == [{summed(one)} for one in writes]
+    assert missing == []
+
+
 class Deaf(torch.Tensor):
     """Memory that takes nothing."""
 

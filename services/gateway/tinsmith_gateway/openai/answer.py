@@ -58,7 +58,13 @@ class Answer:
         self._usage = Usage()
         texts, base_model = gateway.openai.texts, samples[0].base_model
         self._choices = [
-            Choice(index, texts, base_model, options.stops)
+            Choice(
+                index,
+                texts,
+                base_model,
+                options.stops,
+                wants_experts=options.return_routed_experts,
+            )
             for index in range(options.n * len(samples))
         ]
 

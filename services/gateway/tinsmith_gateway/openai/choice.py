@@ -25,8 +25,17 @@ PATIENCE_S = 120.0
 class Choice:
     """Its tokens are taken once, in order; what was not told comes with the result."""
 
-    def __init__(self, index: int, texts: Texts, base_model: str, stops: Iterable[str]) -> None:
+    def __init__(
+        self,
+        index: int,
+        texts: Texts,
+        base_model: str,
+        stops: Iterable[str],
+        *,
+        wants_experts: bool = False,
+    ) -> None:
         self.index = index
+        self._wants_experts = wants_experts
         self.finish_reason: str | None = None
         self.experts: RoutedExperts | None = None
         self._texts = texts
@@ -43,7 +52,16 @@ class Choice:
         return self._passage.release()
 
     async def finish(self, sequence: Sequence) -> Stretch:
-        """The rest. ServerError when other tokens were told than are in the result."""
+        """The rest.
+
+        Raises:
+            ServerError: other tokens were told than are in the result, or it lacks its experts.
+        """
+        if self._wants_experts and sequence.routed_experts is None:
+            raise ServerError(
+                "return_routed_experts: the answer does not tell where its tokens were sent; send "
+                "the request again"
+            )
         tokens = np.frombuffer(sequence.tokens, dtype="<i4").tolist()
         if tokens[: len(self._taken)] != self._taken:
             raise ServerError(

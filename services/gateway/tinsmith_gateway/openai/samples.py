@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tinsmith import ids
-from tinsmith.errors import InvalidRequest
+from tinsmith.errors import InvalidRequest, TooLarge
 from tinsmith_gateway.wire import requests
 from tinsmith_gateway.wire.sampling import Limits, Target, sample
 
@@ -29,6 +29,8 @@ async def samples_of(
             f"prompt: {len(prompts)} prompts with {options.n} continuations each are over the "
             f"limit of {config.max_samples}; send fewer in one request"
         )
+    if options.return_routed_experts:
+        _check_routed(prompts, options.n, config.max_request_tokens)
     _check_range(options.name_of_top, options.top or 0, 0, config.max_topk_logprobs)
     seat = await gateway.openai.guests.seat(owner, source)
     limits = Limits(
@@ -58,6 +60,17 @@ async def samples_of(
         more = {"tell": tell, "routed_experts": options.return_routed_experts}
         made.append(msgspec.structs.replace(sample(asked, target, limits), **more))
     return made
+
+
+def _check_routed(prompts: list[list[int]], n: int, most: int) -> None:
+    """Each continuation tells the experts of its prompt's tokens anew; samplers know the bytes."""
+    tokens = n * sum(map(len, prompts))
+    if tokens > most:
+        raise TooLarge(
+            f"return_routed_experts: the tokens of the prompts, told with each of {n} "
+            f"continuations, are {tokens}, over the limit of {most}; lower n, shorten the prompts, "
+            "or ask in several requests"
+        )
 
 
 def _check_room(prompt: int, options: Options, source: Source) -> None:

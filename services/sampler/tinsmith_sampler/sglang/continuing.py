@@ -95,6 +95,7 @@ class Continuation:
         if self._row.topk:
             self._topk.append(top(told.output_top_logprobs, count, self._row.topk))
         self._cached_tokens = told.cached_tokens
+        self._check_whole(told.finish_reason)
         if told.routed_experts is not None:
             self._experts = routes(told.routed_experts, self._mixture, self._computed)
         if told.finish_reason is not None and not self.is_ended:
@@ -105,6 +106,10 @@ class Continuation:
         """The row, once it has ended."""
         if self._reason is None:
             raise ServerError("the SGLang server stopped in the middle of a row; send it again")
+        if self._row.routed_experts and self._experts is None:
+            raise ServerError(
+                "the SGLang server ended a row without telling where its tokens went; send it again"
+            )
         return Generated(
             tokens=np.array(self._tokens, dtype=np.int32),
             logprobs=np.array(self._logprobs, dtype=np.float32),
@@ -127,10 +132,14 @@ class Continuation:
                 return count
         return len(tokens)
 
+    def _check_whole(self, reason: FinishReason | None) -> None:
+        """A row that was given up lacks tokens or, behind an end of ours, where they went."""
+        is_missed = not self.is_ended or self._row.routed_experts
+        if reason is not None and reason.type == "abort" and is_missed:
+            raise SglangAborted(reason.message or "without a reason")
+
     def _ended(self, reason: FinishReason) -> StopReason:
         """Why the server ended it, where we would have gone on."""
-        if reason.type == "abort":
-            raise SglangAborted(reason.message or "without a reason")
         if reason.matched == _NAN:
             raise NotFinite
         if reason.type == "length":

@@ -114,6 +114,11 @@ class SglangEngine:
         """Most tokens of a prompt and its continuation together."""
         return self._found.context_length
 
+    @property
+    def route_bytes(self) -> int:
+        """Of the experts that one token is sent to; 0: there are none."""
+        return 0 if self._model.mixture is None else self._model.mixture.token_bytes
+
     async def start(self) -> None:
         """Have a server that serves the model as promised; StartupError when there is none."""
         self._model = await asyncio.to_thread(base_model.read, self._source)
@@ -134,8 +139,8 @@ class SglangEngine:
                 "stop: this model was given to the sampler without a tokenizer; "
                 "use token ids in place of strings"
             )
-        if row.routed_experts:
-            self._check_experts()
+        if row.routed_experts and self._model.mixture is None:
+            raise NotSupported(NO_EXPERTS)
         return await self._serve(row, partial(self._draw, row))
 
     async def score(self, asked: Scoring) -> Scored:
@@ -238,6 +243,11 @@ class SglangEngine:
         )
 
     async def _draw(self, row: Row, client: SglangClient, adapter: str | None) -> Generated:
+        if row.routed_experts and not self._running.newest.routed_experts:
+            raise NotSupported(
+                "return_routed_experts: the SGLang server was not started for it; set "
+                "sampler.routed_experts = true, or start it with --enable-return-routed-experts"
+            )
         body = continuing.body(row, self._model, adapter)
         growing = Continuation(row, self._model)
         if not continuing.needs_stream(row):
@@ -270,15 +280,6 @@ class SglangEngine:
         if self._starts is None:
             raise ServerError("the engine was not started")
         return self._starts
-
-    def _check_experts(self) -> None:
-        if self._model.mixture is None:
-            raise NotSupported(NO_EXPERTS)
-        if not self._found.routed_experts:
-            raise NotSupported(
-                "return_routed_experts: the SGLang server was not started for it; set "
-                "sampler.routed_experts = true, or start it with --enable-return-routed-experts"
-            )
 
     def _check(self, prompt: NDArray[np.int32], tokens: int) -> None:
         """The server would answer other tokens with nonsense, and cut what is too long."""

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 CONNECT_S = 10.0
 _DONE = b"[DONE]"
+_END = b"\n\n"  # of an event
 
 
 class Http:
@@ -54,10 +55,9 @@ class Http:
     ) -> AsyncGenerator[bytes, None]:
         """The data of each event of a stream, up to its regular end."""
         async with self._call("POST", path, body, timeout_s) as answer:
-            buffer = b""
+            cut = Cut()
             async for chunk in answer.content.iter_any():
-                *whole, buffer = (buffer + chunk).split(b"\n\n")
-                for event in whole:
+                for event in cut.add(chunk):
                     data = event.removeprefix(b"data: ")
                     if data == _DONE:
                         return
@@ -104,6 +104,25 @@ class Http:
             raise SglangGone(f"no answer to {path} within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise SglangGone(f"{path}: {str(error) or type(error).__name__}") from error
+
+
+class Cut:
+    """Events out of the chunks in which they come, each byte looked at once."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # of an event whose end is not there
+
+    def add(self, chunk: bytes) -> list[bytes]:
+        """The events that end in ``chunk``, without their separators."""
+        events, start = [], 0
+        # The rest has no separator in it, but may end in half of one.
+        seen = max(len(self._rest) - len(_END) + 1, 0)
+        self._rest += chunk
+        while (end := self._rest.find(_END, seen)) >= 0:
+            events.append(bytes(self._rest[start:end]))
+            start = seen = end + len(_END)
+        del self._rest[:start]
+        return events
 
 
 def decoded(type_: type[T], data: bytes) -> T:

@@ -6,7 +6,7 @@ a word: seeds that are ignored, log-probabilities at the temperature, other weig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,7 +40,7 @@ class Inspection:
     dtype: str
     context_length: int  # tokens of a prompt and its continuation together
     base_checksum: str  # blake3 over the server's own checksums of all tensors
-    routed_experts: bool = False  # whether it tells them
+    routed_experts: bool = field(default=False, compare=False)  # whether it tells them
 
 
 async def inspect(

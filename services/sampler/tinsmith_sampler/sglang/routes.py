@@ -27,6 +27,16 @@ class Mixture(NamedTuple):
     layers: int
     sparse: list[int]  # the layers that have experts
 
+    @property
+    def width(self) -> int:
+        """Bytes of the number of any expert."""
+        return 1 if self.experts <= 256 else 2
+
+    @property
+    def token_bytes(self) -> int:
+        """What ``routes`` tells of one token."""
+        return len(self.sparse) * self.k * self.width
+
 
 def mixture(files: ModelFiles) -> Mixture | None:
     """Of a model; None for one without experts."""
@@ -44,9 +54,14 @@ def routes(told: str, mixture: Mixture | None, tokens: int) -> Experts:
     """Of the first ``tokens`` tokens: from the server's int32 [tokens or more, layers, k].
 
     Raises:
-        ServerError: it is of fewer tokens, or of another model.
+        ServerError: it is no such array, of fewer tokens, or of another model.
     """
-    found = np.frombuffer(base64.b64decode(told), dtype="<i4")
+    try:
+        found = np.frombuffer(base64.b64decode(told, validate=True), dtype="<i4")
+    except ValueError as problem:  # binascii's too
+        raise ServerError(
+            f"the SGLang server tells of experts in a way that 0.5.23 does not: {problem}"
+        ) from problem
     if mixture is None or found.size % (mixture.layers * mixture.k):
         raise ServerError("the SGLang server tells of other experts than the model's folder has")
     found = found.reshape(-1, mixture.layers, mixture.k)
@@ -55,4 +70,4 @@ def routes(told: str, mixture: Mixture | None, tokens: int) -> Experts:
             f"the SGLang server tells where {len(found)} of {tokens} tokens went; send it again"
         )
     asked = found[:tokens, mixture.sparse]
-    return asked.astype(np.uint8) if mixture.experts <= 256 else asked.astype(np.uint16)
+    return asked.astype(np.uint8) if mixture.width == 1 else asked.astype(np.uint16)

@@ -31,7 +31,8 @@ class Starts:
     def __init__(self, server: SglangServer, inspect: Inspect) -> None:
         self._server = server
         self._inspect = inspect
-        self._first: Inspection | None = None
+        self.newest: Inspection
+        """Of the start that was looked at last."""
         self._client: SglangClient | None = None  # of the start that was looked at last
         self._looking = asyncio.Lock()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -40,11 +41,11 @@ class Starts:
         """Start the server and look at it; StartupError when it cannot be used."""
         client = await self._server.start()
         try:
-            self._first = await self._inspect(client)
+            self.newest = await self._inspect(client)
         except SglangError as problem:
             raise StartupError(f"sglang: the server cannot be used: {problem}") from problem
         self._client = client
-        return self._first
+        return self.newest
 
     async def client(self, lost: SglangClient | None = None) -> SglangClient:
         """The client of a server that runs; of ``lost`` only if that one answers again.
@@ -92,14 +93,14 @@ class Starts:
             except StartupError as problem:
                 self._fail(ServerError(f"after a restart: {problem}"))
                 raise ServerError(str(problem)) from problem
-            if found != self._first:
+            if found != self.newest:
                 error = ServerError(
-                    f"sglang: after a restart the server is {found}, before it was {self._first}; "
+                    f"sglang: after a restart the server is {found}, before it was {self.newest}; "
                     "restart the sampler to serve it as it is now"
                 )
                 self._fail(error)
                 raise error
-            self._client = client
+            self.newest, self._client = found, client
             return True
 
     def _fail(self, error: ServerError) -> None:

@@ -60,6 +60,10 @@ class Prepared:
         """Write all, and read it back: by what each place holds then."""
         found = self._nothing()
         for each in self._all:
+            each.write()
+        # Not before all is written: a whole tensor's last block would be compared in a core's
+        # cache, which says nothing of the memory behind it.
+        for each in self._all:
             each.add_written(found)
         return found
 
@@ -87,15 +91,18 @@ class _Whole:
         """The sum of what was read."""
         found[self._slot.number].append(self._sum)
 
+    def write(self) -> None:
+        """Put them in their place."""
+        self._slot.place.bits().copy_(self._slot.part.values)
+
     def add_written(self, found: Sums) -> None:
-        """Write; the sum of what the place holds then."""
+        """The sum of what the place holds."""
         _, part, place = self._slot
         bits, total, is_equal = place.bits(), 0, True
         step = digesting.step(bits)
         for start in range(0, len(bits), step):
             here = bits[start : start + step]
             values = part.values[start : start + step].to(bits.device)
-            here.copy_(values)
             is_equal = is_equal and torch.equal(here, values)
             total += int(here.sum())
         is_right = is_equal and total == self._total  # as of single elements, see there
@@ -125,11 +132,14 @@ class _Elements:
         """The sums of what was read."""
         self._add(found, self._sums)
 
-    def add_written(self, found: Sums) -> None:
-        """Write; the sums of what the places hold then."""
+    def write(self) -> None:
+        """Put them in their places, and read what is there then."""
         each = (torch.split(one, self._sizes) for one in (self._values, self._read))
         for slot, at, values, read in zip(self._slots, self._at, *each, strict=True):
             _exchange(slot.place.bits(), at, values, read)
+
+    def add_written(self, found: Sums) -> None:
+        """The sums of what the places held when it was read."""
         # Equal bits have equal sums: so they are added up again only where something is wrong. The
         # total shows values that have changed since they were summed.
         is_equal = torch.equal(self._read, self._values) and int(self._read.sum()) == self._total
