@@ -23,9 +23,13 @@ Experts: TypeAlias = "NDArray[np.uint8] | NDArray[np.uint16]"
 """[prompt + continuation - 1, layers, k]: where each token was sent, in the router's order; the
 last one is sent nowhere. Layers without experts are left out."""
 
-
 NO_EXPERTS = "return_routed_experts: this model has no experts to send tokens to; leave it out"
 """Told to who asks for ``Row.routed_experts`` in vain."""
+
+
+def expert_width(count: int) -> int:
+    """Bytes of each of ``Experts`` where layers have ``count`` of them at most."""
+    return 1 if count <= 256 else 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tinsmith_sampler.engine import expert_width
 from tinsmith_sampler.linear_kernels import BLOCK, FrozenLinear, pad_rows
 from tinsmith_sampler.lora_layers import LayerShape
 
@@ -36,7 +37,7 @@ class Routes:
         self._cache = cache
         self._mixtures = list(mixtures)
         most = max((mixture.count for mixture in self._mixtures), default=0)
-        self._dtype = torch.uint8 if most <= 256 else torch.int16
+        self._dtype = {1: torch.uint8, 2: torch.int16}[expert_width(most)]
         self._routes: torch.Tensor | None = None  # [slot, layer, K], from a first pass on
         self.slots = torch.empty(0, dtype=torch.int64)  # [T], of the pass that now runs
         for layer, mixture in enumerate(self._mixtures):

@@ -67,11 +67,9 @@ def blank(
     config: Mapping[str, object] | None = None,
 ) -> Snapshot:
     """Of the shape that ``state`` tells, its tensors still to be read."""
-    second = layout if state.optimizer == "adamw" else layout.rest()
-    moments = Moments(
-        torch.empty(layout.size), torch.empty(second.size), state.steps, state.optimizer
-    )
     weights = torch.empty(layout.size)
+    moments = Moments.fresh(state.optimizer, weights, layout)
+    moments.steps = state.steps
     return Snapshot(state.base_model, lora, layout, weights, moments, config)
 
 

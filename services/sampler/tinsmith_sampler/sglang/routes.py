@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tinsmith.errors import ServerError
+from tinsmith_sampler.engine import expert_width
 
 if TYPE_CHECKING:
     from tinsmith.model_files import ModelFiles
@@ -28,14 +29,9 @@ class Mixture(NamedTuple):
     sparse: list[int]  # the layers that have experts
 
     @property
-    def width(self) -> int:
-        """Bytes of the number of any expert."""
-        return 1 if self.experts <= 256 else 2
-
-    @property
     def token_bytes(self) -> int:
         """What ``routes`` tells of one token."""
-        return len(self.sparse) * self.k * self.width
+        return len(self.sparse) * self.k * expert_width(self.experts)
 
 
 def mixture(files: ModelFiles) -> Mixture | None:
@@ -69,5 +65,5 @@ def routes(told: str, mixture: Mixture | None, tokens: int) -> Experts:
         raise ServerError(
             f"the SGLang server tells where {len(found)} of {tokens} tokens went; send it again"
         )
-    asked = found[:tokens, mixture.sparse]
-    return asked.astype(np.uint8) if mixture.width == 1 else asked.astype(np.uint16)
+    asked, is_narrow = found[:tokens, mixture.sparse], expert_width(mixture.experts) == 1
+    return asked.astype(np.uint8) if is_narrow else asked.astype(np.uint16)
